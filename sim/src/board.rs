@@ -1,8 +1,8 @@
 //! The rest of a node's board: platform's fake clocks, traces of a reset, and records of how runs ended.
 //!
-//! Always holds: evidence of a run's end goes the agent's way, through platform's exit record on a disk and its list of consumed
-//! evidence; a boot has its own id, and `monotonic` begins anew in it. Leaves to others: the disk that holds the configuration
-//! (`disk`), and what evidence means (core).
+//! Always holds: evidence of a run's end takes the agent's real path, through platform's exit record on a
+//! disk and its list of consumed evidence; a boot has its own id, and `monotonic` starts again in it. Leaves
+//! to others: the disk that holds the configuration (`disk`), and the meaning of evidence (core).
 
 use crate::WALL_MICROS;
 use kedge_core::{Exit, PreviousRun};
@@ -14,8 +14,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct Board {
     clocks: FakeClocks,
     traces: FakeTraces,
-    /// The data directory's files beside the configuration's. No fault meets it: a record that cannot be written is as
-    /// [`Board::forget_exit`] leaves it.
+    /// The data directory's files beside the configuration's. No fault hits it: a test simulates a failed
+    /// write of the record by [`Board::forget_exit`].
     data: FakeDisk,
     /// Runs of the agent that began in this boot, as its volatile run directory counts them.
     runs: u64,
@@ -30,7 +30,7 @@ impl Default for Board {
 }
 
 impl Board {
-    /// Another board with the same past.
+    /// Another board with the same history.
     pub(crate) fn fork(&self) -> Self {
         let (clocks, traces) = (self.clocks.fork(), self.traces.fork());
         Self { clocks, traces, data: self.data.fork(), runs: self.runs }
@@ -89,7 +89,7 @@ impl Board {
         }
     }
 
-    /// Whether some evidence was not consumed yet.
+    /// Whether there is evidence that was not consumed yet.
     pub fn has_evidence(&self) -> bool {
         let previous = self.previous_run();
         previous.exit.is_some() || previous.hardware_reset || previous.kernel_panic

@@ -1,8 +1,8 @@
-//! What must hold of everything that an agent asks for, in every world: in the rows, the simulation and the fuzz target of a
-//! node.
+//! Checks of every request and action of an agent, in every world: in the rows, the simulation and the fuzz
+//! target of a node.
 //!
-//! Owns what one action or one moment shows. Always holds: a broken promise is a panic that says which. Leaves to the
-//! simulation what only time shows (`tests/simulation/invariants.rs`).
+//! Owns the checks of a single action or moment. Always holds: a broken promise is a panic that names it.
+//! Leaves checks over time to the simulation (`tests/simulation/invariants.rs`).
 
 use crate::disk::Disk;
 use kedge_core::config::records::{
@@ -16,12 +16,12 @@ use std::collections::BTreeMap;
 const CONDITION_BYTES: usize = 4096;
 /// Longest line for the log; a report of a bad config has twenty problems.
 pub(crate) const LOG_BYTES: usize = 16 * 1024;
-/// Largest body of a request: a status has a dozen conditions and the configuration three times.
+/// Largest body of a request: a status has a dozen conditions and three configurations.
 const BODY_BYTES: usize = 24 * 1024;
-/// Requests of one kind between two moments: more is a loop that only the network slows down.
+/// Most requests of one kind between two moments: more would be a loop that only the network slows down.
 const REQUESTS_AT_ONCE: u32 = 8;
 
-/// What core writes, core can read; and a record names no configuration that is not there.
+/// Core can read every record that it writes, and a record names no missing configuration.
 pub(crate) fn check_write(disk: &Disk, version: &str, file: &StateFile, bytes: &[u8]) {
     let read = Read::Content(bytes.to_vec());
     let known = match file {
@@ -37,12 +37,12 @@ pub(crate) fn check_write(disk: &Disk, version: &str, file: &StateFile, bytes: &
     }
 }
 
-/// A record may name a configuration that it did not name before only when its checkpoint is there, whole.
+/// A record may name a further configuration only if its complete checkpoint exists.
 fn check_named(disk: &Disk, version: &str, file: &StateFile, read: &Read) {
     let before = disk.content(&file.path(version)).map_or(Read::Absent, Read::Content);
     let mut before = named_by(file, &before);
     if *file == StateFile::LastKnownGood {
-        // what it names as its previous one, it named itself, perhaps in an older form
+        // its previous configuration was its main one before, perhaps in an older form
         let named: Vec<_> = before.iter().map(|config| config.checkpoint.clone()).collect();
         let previous = named_by(file, read).into_iter().skip(1);
         before.extend(previous.filter(|previous| named.contains(&previous.checkpoint)));
@@ -64,7 +64,7 @@ fn check_checkpoint(disk: &Disk, version: &str, file: &StateFile, config: Config
     assert!(is_whole, "{file:?} names {path}, which has another payload");
 }
 
-/// The configurations that a record names, the last-known-good before its previous one.
+/// The configurations that a record names, last-known-good before its previous one.
 fn named_by(file: &StateFile, read: &Read) -> Vec<ConfigRecord> {
     match file {
         StateFile::Current => {
@@ -79,7 +79,7 @@ fn named_by(file: &StateFile, read: &Read) -> Vec<ConfigRecord> {
     }
 }
 
-/// Checkpoints that are there and that a record on disk names: no sweep takes them.
+/// Existing checkpoints that a record on disk names: a sweep must keep them.
 pub(crate) fn named_checkpoints(disk: &Disk, version: &str) -> Vec<String> {
     let configs = [StateFile::Current, StateFile::LastKnownGood].map(|file| {
         let read = disk.content(&file.path(version)).map_or(Read::Absent, Read::Content);
@@ -90,12 +90,12 @@ pub(crate) fn named_checkpoints(disk: &Disk, version: &str) -> Vec<String> {
     paths.filter(|path| disk.content(path).is_some()).collect()
 }
 
-/// Requests and renewals since time last passed, by what they are for.
+/// Requests and renewals since time last passed, by their kind.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Asked(BTreeMap<Option<RequestKey>, u32>);
 
 impl Asked {
-    /// None is a renewal.
+    /// `None` counts a renewal.
     pub(crate) fn count(&mut self, kind: Option<RequestKey>) {
         let asked = self.0.entry(kind).or_default();
         *asked += 1;
@@ -112,7 +112,7 @@ pub(crate) fn check_request(request: &Request) {
     assert!(bytes <= BODY_BYTES, "{:?} of {bytes} bytes", request.key());
 }
 
-/// It reports from the moment a configuration is in use, in texts that an API server takes.
+/// The agent reports from the moment a configuration is in use, in texts that an API server accepts.
 pub(crate) fn check_report(core: &Core, now: Now, is_used: bool, has_step: bool) {
     let report = core.report(now);
     assert_eq!(report.is_some(), is_used, "in use, and not reported");

@@ -1,11 +1,12 @@
-//! The runtime, the images and the desired set of a simulated node: what lies in `/run`, on the disk and in the registry, and the
-//! processes of containers.
+//! The runtime, the images and the desired set of a simulated node: the content of `/run`, of the disk and of
+//! the registry, and the processes of containers.
 //!
-//! Owns what is true of each container, beside what the agent was shown of it. Always holds: commands are performed in the order they
-//! were given; one that was under way when the agent or the power went is done wholly, by half or not at all; `/run` and unsynced
-//! layers go with the power, records and logs stay. A pull comes in pieces and may break off between two; a container may ignore all
-//! signals but SIGKILL. It can fail, hang, lie (`Lie`), and keeps the first promise that it saw broken.
-//! Leaves to others: what must hold at rest (`tests/pods`), a configuration's disk (`disk`).
+//! Owns the true state of each container, apart from what the agent was shown of it. Always holds: commands
+//! are performed in order; one that was under way when the agent or the power failed is done completely, by
+//! half or not at all; `/run` and unsynced layers are lost with the power, records and logs stay. A pull
+//! consists of pieces and may break off between two; a container may ignore all signals but SIGKILL. It can
+//! fail, hang, and lie (`Lie`), and keeps the first broken promise that it noticed. Leaves to others: the
+//! checks at rest (`tests/pods`), a configuration's disk (`disk`).
 
 use kedge_api::Timestamp;
 use kedge_core::images::collect::Collected;
@@ -20,37 +21,37 @@ use kedge_platform::fake::Random;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// One in so many commands fails where commands may.
+/// One in this many commands fails, where commands may fail.
 const FAILS: u64 = 12;
-/// There, one in so many containers does not end on a signal,
+/// There, one in this many containers does not end on a signal,
 const DEAF: u64 = 3;
-/// and one in so many pieces of an image is the last before the connection breaks.
+/// and one in this many pieces of an image is the last before the connection breaks.
 const CUTS: u64 = 4;
-/// Pieces of an image on its way.
+/// Pieces of an image.
 const PIECES: u32 = 3;
 
-/// What the runtime or the disk gets wrong, so that a test can be seen to notice.
+/// A false behaviour of the runtime or the disk: a test must notice each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lie {
     /// The end of an agent ends its containers, too.
     EndsWithTheAgent,
-    /// A container that was stopped goes on.
+    /// A stopped container keeps running.
     StopIsIgnored,
-    /// The end of a container is seen by nobody.
+    /// Nobody sees the end of a container.
     EndIsUnseen,
-    /// A layer is vouched for before it is synced.
+    /// A layer is recorded as complete before it is synced.
     LayerIsNotSynced,
-    /// A pod is reported prepared, and is half.
+    /// A pod is reported prepared, but only half of it is.
     HalfIsWhole,
-    /// A pod is reported recorded, and is not.
+    /// A pod is reported recorded, but is not.
     RecordIsNotWritten,
-    /// A record is reported removed, and is not.
+    /// A record is reported removed, but stays.
     RecordStays,
-    /// What pods need is not noted.
+    /// The images that pods need are not recorded.
     NeedIsNotNoted,
-    /// A pull that was cut is told as one that was not.
+    /// A pull that broke off is reported as complete.
     CutIsWhole,
-    /// A container that does not end on a signal is not killed.
+    /// A container that does not end on a signal is never killed.
     KillIsForgotten,
 }
 
@@ -59,14 +60,14 @@ pub enum Lie {
 struct Run {
     /// As the runtime shows it.
     shown: Observation,
-    /// Its process is there.
+    /// Its process exists.
     is_live: bool,
-    /// It was started, and nothing that may end it happened since.
+    /// It was started, and nothing has happened since that may end it.
     should_live: bool,
     pod: (String, String),
     /// Only SIGKILL ends it.
     is_deaf: bool,
-    /// It was asked to end, and is killed then, since the board booted.
+    /// When it will be killed, after an order to end; in time since the board's boot.
     kill_at: Option<Duration>,
 }
 
@@ -78,40 +79,40 @@ pub struct Containers {
     runs: BTreeMap<ContainerKey, Run>,
     health: SortedMap<ContainerKey, Health>,
     hooks: SortedMap<ContainerKey, HookNote>,
-    /// Processes of runs that were removed: by a lie only.
+    /// Processes of runs that were removed, which only a lie can cause.
     ghosts: Vec<((String, String), String)>,
     // on the disk
     logs: SortedMap<PodUid, SortedMap<String, u32>>,
     desired: BTreeMap<DesiredFile, Vec<u8>>,
-    /// Images whose record says that they are there.
+    /// Images that a record lists as complete.
     vouched: BTreeSet<String>,
     /// Layers, and whether they are synced.
     layers: BTreeMap<String, bool>,
     needed: BTreeSet<String>,
-    /// Pieces that came of images that are not whole.
+    /// Arrived pieces of incomplete images.
     parts: BTreeMap<String, u32>,
     // of the agent that runs
     queue: VecDeque<PodAction>,
-    /// Pulls that were told to have begun.
+    /// Pulls whose beginning was reported.
     begun: BTreeSet<(PodUid, String)>,
     wants_inventory: bool,
     random: Random,
     /// Commands may fail.
     pub fails: bool,
-    /// A dead mount: what makes, stops or removes waits.
+    /// As on a dead mount: commands that create, stop or remove wait.
     pub is_stuck: bool,
     pub lie: Option<Lie>,
-    /// UIDs of pods that somebody asked to end.
+    /// UIDs of pods that somebody deleted.
     pub asked_to_end: BTreeSet<String>,
     /// The first broken promise.
     pub broken: Option<String>,
-    /// Runs that were started, by this node's whole life.
+    /// Runs started in this node's whole life.
     pub started: u64,
-    /// Runs that a next agent found alive.
+    /// Runs that a later agent found alive.
     pub adopted: u64,
-    /// Runs that did not end on a signal, and were killed after their grace.
+    /// Runs that did not end on a signal, and were killed after their grace period.
     pub killed: u64,
-    /// Pulls that broke off, and those that went on where another one had.
+    /// Pulls that broke off, and pulls that continued an earlier one.
     pub cut: u64,
     pub resumed: u64,
 }
@@ -160,17 +161,17 @@ impl Containers {
         self.runs.iter().any(|(key, run)| key.pod.as_str() == uid && run.is_live)
     }
 
-    /// Whether the process of the run with this ID is there.
+    /// Whether the process of the run with this ID exists.
     pub fn is_live(&self, id: &str) -> bool {
         self.runs.iter().any(|(key, run)| key.id() == id && run.is_live)
     }
 
-    /// Images whose containers run.
+    /// Images of running containers.
     pub fn running_images(&self) -> BTreeSet<String> {
         self.runs.values().filter(|run| run.is_live).map(|run| run.shown.image_name.clone()).collect()
     }
 
-    /// UIDs of the pods of which something is in `/run`, and of those with a record.
+    /// UIDs of the pods that still have something in `/run`, and of those with a record.
     pub fn left(&self) -> (BTreeSet<String>, BTreeSet<String>) {
         let of_runs = self.runs.keys().map(|key| &key.pod);
         let there = self.pods.keys().chain(of_runs).map(|uid| uid.as_str().to_owned()).collect();
@@ -181,7 +182,7 @@ impl Containers {
         (there, recorded.collect())
     }
 
-    /// Most runs of one container that are kept.
+    /// The largest number of runs kept of one container.
     pub fn most_runs(&self) -> usize {
         let mut counts = BTreeMap::new();
         for key in self.runs.keys() {
@@ -190,14 +191,14 @@ impl Containers {
         counts.into_values().max().unwrap_or(0)
     }
 
-    /// When the next container is killed that did not end on a signal.
+    /// When the next container that did not end on a signal is killed.
     pub fn next_kill(&self) -> Option<Duration> {
         let waits = self.is_stuck || self.lie == Some(Lie::KillIsForgotten);
         let due = self.runs.values().filter(|run| run.is_live).filter_map(|run| run.kill_at);
         due.min().filter(|_| !waits)
     }
 
-    /// Judged after each act: what was started runs until something happens that may end it.
+    /// Judged after each act: a started container runs until something happens that may end it.
     pub fn check(&mut self) -> Result<(), String> {
         let dead = self.runs.iter().find(|(_, run)| run.should_live && !run.is_live).map(|(key, _)| key.id());
         self.must(dead.is_none(), || {
@@ -214,7 +215,8 @@ impl Containers {
         self.adopted += self.runs.values().filter(|run| run.is_live).count() as u64;
     }
 
-    /// The agent ended: of the commands that it gave the first ones are done, unheard, and the next one perhaps by half.
+    /// The agent ended: the first of its pending commands are done, unheard, and the next one perhaps by
+    /// half.
     pub(crate) fn agent_ended(&mut self, now: Timestamp) {
         let mut queue = std::mem::take(&mut self.queue);
         let whole = self.random.index(queue.len() + 1);
@@ -225,7 +227,7 @@ impl Containers {
         if let Some(action) = rest.into_iter().next() {
             self.do_half(action);
         }
-        // who waits for the end of a grace, or fetches, goes with it
+        // waits for the end of a grace period, and downloads, end with the agent
         self.queue.clear();
         self.begun.clear();
         self.runs.values_mut().for_each(|run| run.kill_at = None);
@@ -246,7 +248,7 @@ impl Containers {
                 };
                 self.pods.entry(pod.uid).or_insert(found);
             }
-            // downloaded, by half or wholly, and nothing vouches for it
+            // downloaded, by half or completely, but not recorded
             PodAction::PullImage(order) if self.random.percent(50) => self.fetch_piece(&order.image),
             PodAction::PullImage(order) => drop(self.layers.entry(order.image).or_insert(false)),
             PodAction::CreateContainer(order) if self.layers.get(&order.image.id) == Some(&true) => {
@@ -256,7 +258,7 @@ impl Containers {
         }
     }
 
-    /// The power went, with the agent.
+    /// The power failed, and the agent with it.
     pub(crate) fn power_lost(&mut self) {
         for action in std::mem::take(&mut self.queue).into_iter().take(self.random.index(4)) {
             if let PodAction::SaveDesired { file, content } = action {
@@ -266,7 +268,7 @@ impl Containers {
         (self.pods, self.runs, self.health, self.hooks) = Default::default();
         self.ghosts.clear();
         self.layers.retain(|_, is_synced| *is_synced);
-        // of what was not synced the disk has some
+        // the disk keeps a part of the unsynced data
         let kept = u32::try_from(self.random.index(PIECES as usize)).expect("it is small");
         self.parts.values_mut().for_each(|pieces| *pieces = (*pieces).min(kept));
         self.begun.clear();
@@ -288,7 +290,7 @@ impl Containers {
         Some(PodEvent::Observed(run.shown.clone()))
     }
 
-    /// `kedge images prune`: removes what nobody noted as needed. Returns what went.
+    /// `kedge images prune`: removes images that nobody recorded as needed. Returns the removed ones.
     pub fn prune(&mut self) -> Vec<String> {
         let goes: Vec<String> =
             self.vouched.iter().filter(|name| !self.needed.contains(*name)).cloned().collect();
@@ -324,7 +326,7 @@ impl Containers {
         self.needed.extend(images);
     }
 
-    /// The next answer for the agent; None: nothing is to be done, or all of it waits.
+    /// The next answer for the agent; `None` if nothing is to be done, or everything waits.
     pub(crate) fn next(&mut self, is_online: bool, now: (Timestamp, Duration)) -> Option<PodEvent> {
         if std::mem::take(&mut self.wants_inventory) {
             return Some(PodEvent::Inventory(self.inventory()));
@@ -481,7 +483,7 @@ impl Containers {
                 let collected = Collected { disk, wanted_bytes: 0, freed_bytes: 0, images, problems };
                 Some(PodEvent::ImagesCollected(Ok(collected)))
             }
-            // for the API server or the log: core gives none of these to the board
+            // meant for the API server or the log: core never gives these to the board
             _ => None,
         }
     }
@@ -495,7 +497,7 @@ impl Containers {
         }
     }
 
-    /// Continued where an earlier try ended.
+    /// Continues where an earlier try ended.
     fn fetch_piece(&mut self, image: &str) {
         let pieces = self.parts.entry(image.to_owned()).or_default();
         *pieces = (*pieces + 1).min(PIECES);

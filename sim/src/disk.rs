@@ -1,8 +1,8 @@
 //! A node's disk: the platform's protocol of durable writes over the platform's fake disk.
 //!
-//! Owns how core's steps become operations on files, and which faults those meet. Always holds: a write that is reported done
-//! is what `kedge_platform::DurableFiles` calls durable; a write can be stopped within any of its operations. Leaves to the
-//! fake disk what a power cut does to the rest.
+//! Owns the translation of core's steps into operations on files, and the faults that those meet. Always
+//! holds: a write that is reported done is durable as `kedge_platform::DurableFiles` defines it; a write can
+//! be stopped within any of its operations. Leaves the effect of a power cut to the fake disk.
 
 use kedge_core::config::records::{CHECKPOINT_BYTES, Read, StateFile};
 use kedge_platform::fake::{self, FakeDisk, Loss, Losses, Operation};
@@ -15,25 +15,25 @@ use std::sync::Arc;
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 const EROFS: i32 = 30;
-/// Entries that a sweep looks at: more than a test makes.
+/// Most entries that a sweep reads: more than a test makes.
 const SWEEP_ENTRIES: usize = 10_000;
 
-/// What the next writes meet.
+/// The faults of the next writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteFault {
     /// They succeed.
     None,
-    /// The one after this many others fails; the next ones succeed.
+    /// After this many successful writes one fails; the next ones succeed again.
     Once(usize),
-    /// All fail, until told otherwise.
+    /// All fail, until this is changed.
     All,
-    /// There is no room for a checkpoint; the reserve serves the records.
+    /// Checkpoints do not fit any more; the reserve makes room for the records.
     Checkpoints,
-    /// The file system is mounted read-only, as after an error of its own.
+    /// The file system is mounted read-only, as after an I/O error.
     ReadOnly,
 }
 
-/// The operations of a write within which it can be stopped.
+/// The operations of a write in which it can be stopped.
 pub const WITHIN_A_WRITE: [Operation; 4] =
     [Operation::Write, Operation::Sync, Operation::Rename, Operation::SyncDirectory];
 
@@ -41,19 +41,19 @@ pub struct Disk {
     fake: FakeDisk,
     /// In this run of the agent, files were changed behind its back, or writes were stopped.
     touched: bool,
-    /// The protocol, with what the process under way remembers of the disk.
+    /// The protocol of writes, with the current process's knowledge of the disk.
     files: Arc<DurableFiles<FakeDisk>>,
     pub fault: WriteFault,
-    /// A sync makes durable. A disk, or a program, for which that is not so can be tried.
+    /// A sync makes files durable. `false` tests a disk, or a program, for which that is not so.
     pub syncs_files: bool,
     pub syncs_directories: bool,
-    /// What a process reads is durable. A program for which that is not so can be tried.
+    /// Files that a process has read are durable. `false` tests a program for which that is not so.
     pub settles_directories: bool,
-    /// A sweep removes what it should. An agent that does not can be tried.
+    /// A sweep removes everything that it should. `false` tests an agent that does not.
     pub sweeps: bool,
-    /// Names of the records written, in order, since the last look.
+    /// Names of the written records, in order, since the last call.
     written: Vec<&'static str>,
-    /// Writes that changed nothing, since the last look.
+    /// Writes without a change, since the last call.
     pub needless: Vec<String>,
 }
 
@@ -80,13 +80,14 @@ impl Disk {
         }
     }
 
-    /// Another healthy disk with the same files. A process under way has to look at it again.
+    /// Another healthy disk with the same files. The current process has to open it again.
     pub(crate) fn fork(&self) -> Self {
         let fake = self.fake.fork();
         Self { files: fake::files(&fake), fake, touched: self.touched, ..Self::new() }
     }
 
-    // ------------------------------------------------------------------------------------------ the agent's operations
+    // ------------------------------------------------------------------------------------------ the agent's
+    // operations
 
     pub fn read(&self, path: &str) -> Read {
         self.fake.ignore_sync_directory(!self.settles_directories || !self.syncs_directories);
@@ -123,17 +124,17 @@ impl Disk {
         Ok(())
     }
 
-    /// A durable write that is stopped within the first operation of this sort, by whatever ends the process.
+    /// A durable write that is stopped within the first operation of this kind, because the process ends.
     pub fn write_until(&mut self, operation: Operation, file: &StateFile, path: &str, bytes: &[u8]) {
         self.touched = true;
         self.meet_fault(file);
         self.fake.cut_power_at(operation);
-        // the process is gone, or its caller returns an error to it
+        // the process is gone, so nobody reads the error that its caller may return
         let _ = self.files.write_durably(Path::new(path), bytes);
         self.fake.end_program();
     }
 
-    /// `stays`: it keeps its name, too.
+    /// `stays`: the file also keeps its name.
     pub fn set_aside(&mut self, path: &str, stays: bool) -> Result<(), String> {
         match self.fault {
             WriteFault::All => self.fake.fail_after(0, ENOSPC),
@@ -145,7 +146,7 @@ impl Disk {
         done.map(drop).map_err(cause)
     }
 
-    /// Removes leftovers of writes, and what `keep` does not want kept.
+    /// Removes leftovers of writes, and files that `keep` does not keep.
     pub fn sweep(&mut self, keep: &dyn Fn(&Path) -> bool) {
         if self.sweeps {
             self.files.sweep(keep, SWEEP_ENTRIES);
@@ -170,15 +171,16 @@ impl Disk {
         }
     }
 
-    // ------------------------------------------------------------------------------------------ power and damage
+    // ------------------------------------------------------------------------------------------ power and
+    // damage
 
-    /// Another process begins: it remembers nothing of the disk.
+    /// Another process begins: it knows nothing of the disk.
     pub fn new_process(&mut self) {
         self.touched = false;
         self.files = fake::files(&self.fake);
     }
 
-    /// The power goes and comes back.
+    /// The power fails and comes back.
     pub fn lose_power(&mut self, loss: Loss) -> Losses {
         self.fake.reboot(loss)
     }
@@ -195,7 +197,7 @@ impl Disk {
         self.fake.remove(path);
     }
 
-    /// Removes behind the agent's back every file whose path is not wanted.
+    /// Removes behind the agent's back every file with an unwanted path.
     pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
         self.touched = true;
         for path in self.paths().iter().filter(|path| !wanted(path)) {
@@ -223,7 +225,7 @@ impl Disk {
         self.fake.content(path)
     }
 
-    /// Whether the file has this content; None, whether there is no such file.
+    /// Whether the file has this content; for `None`, whether the file is missing.
     pub fn is(&self, path: &str, content: Option<&[u8]>) -> bool {
         match content {
             Some(content) => self.fake.holds(path, content),
@@ -231,7 +233,7 @@ impl Disk {
         }
     }
 
-    /// Every file but what the protocol keeps for itself, sorted.
+    /// Every file except the protocol's own ones, sorted.
     pub fn paths(&self) -> Vec<String> {
         let paths = self.fake.paths().into_iter().filter_map(|path| path.into_os_string().into_string().ok());
         paths
@@ -254,7 +256,7 @@ impl Disk {
     }
 }
 
-/// A refusal in the words that the rows expect, without paths.
+/// The reason of a refusal, in the words that the rows expect, without paths.
 fn cause(error: WriteError) -> String {
     match error {
         WriteError::NoSpace { .. } => "no space left on device".into(),

@@ -1,11 +1,11 @@
-//! The API server of the world: the hub's own pure core on one thread, in two flavours. One is our hub; the other is a
-//! Kubernetes that silently drops `spec.configSource` and `status.config`.
+//! The API server of the world: the hub's own pure core on one thread, in two flavours. One is our hub; the
+//! other is a Kubernetes that silently drops `spec.configSource` and `status.config`.
 //!
-//! Owns the requests of nodes and operators. Always holds: what a node writes passes the kinds' rules, preconditions and order of
-//! `kedge_hub_core`; objects have UIDs that never come back, and resourceVersions that change with every change. What an
-//! operator of this world does is stored even where the rules refuse it: an older hub, or another one, might have stored it.
-//! Readers and watches see the core's index and nothing else. Leaves to others: being late, lost or wrong; permissions; a node's
-//! side of a watch (`watch`).
+//! Owns the requests of nodes and operators. Always holds: a node's writes are subject to the kinds' rules,
+//! preconditions and order of `kedge_hub_core`; UIDs of objects are never reused, and resourceVersions change
+//! with every change. An operator's write in this world is stored even where the rules refuse it, because an
+//! older hub, or another one, might have stored it. Readers and watches see only the core's index. Leaves to
+//! others: late, lost or wrong answers; permissions; a node's side of a watch (`watch`).
 
 mod pods;
 
@@ -30,17 +30,17 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use time::macros::datetime;
 
-/// What kind of server it is.
+/// The kind of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
     Kedge,
     Kubernetes,
 }
 
-/// The namespace every test's ConfigMaps live in.
+/// The namespace of every test's ConfigMaps.
 pub const NAMESPACE: &str = "kube-system";
 const LEASES: &str = "kube-node-lease";
-/// The hub's clock stands still: no decision that a node sees depends on it.
+/// The hub's clock never advances: no decision that a node sees depends on it.
 const NOW: OffsetDateTime = datetime!(2026-11-21 01:35:58 UTC);
 /// Revisions and UIDs of a new hub begin above this.
 const FIRST: u64 = 100;
@@ -53,16 +53,16 @@ pub struct Hub {
     order: Order,
     /// The latest change that concerns each node.
     desired: Desired,
-    /// Sources that Nodes ask for although today's rules refuse them.
+    /// Sources that Nodes have although today's rules refuse them.
     imposed: BTreeMap<String, Value>,
     uids: u64,
     pub events: Vec<Value>,
-    /// Bodies of the status patches taken, since the last look.
+    /// Bodies of the accepted status patches, since the last call.
     pub status_patches: Vec<Value>,
     pub renewals: u64,
 }
 
-/// The hub as it would be restored from a backup: with its objects, and without watchers or older changes.
+/// The hub as restored from a backup: with its objects, but without watchers or older changes.
 impl Clone for Hub {
     fn clone(&self) -> Self {
         let (index, leases, order) = self.copy_of_state(self.revision());
@@ -82,7 +82,8 @@ impl Clone for Hub {
     }
 }
 
-/// The objects as the rules see them: without the sources that they would refuse, beside which they refuse a node's own patches.
+/// The objects as the rules see them: without the sources that the rules would refuse, because they would
+/// then refuse a node's own patches, too.
 struct Rules<'a>(&'a Hub);
 
 impl Objects for Rules<'_> {
@@ -124,7 +125,7 @@ impl Hub {
         hub
     }
 
-    /// Counts on from here: a hub that was wiped gives out other UIDs than it did before.
+    /// Counts on from here: a hub that was wiped assigns other UIDs than before.
     pub fn wiped(&mut self, counter: u64) {
         let counter = counter.max(self.counter());
         (self.index, self.leases, self.order) = self.copy_of_state(counter);
@@ -132,12 +133,12 @@ impl Hub {
         self.uids = counter;
     }
 
-    /// What it has counted to.
+    /// The highest number that it has assigned.
     pub fn counter(&self) -> u64 {
         self.revision().max(self.uids)
     }
 
-    /// The last of either space.
+    /// The last revision of either space.
     fn revision(&self) -> u64 {
         self.order.revision().max(self.leases.revision())
     }
@@ -171,14 +172,14 @@ impl Hub {
         Some(self.of(kind).get(kind, namespace, name)?.value())
     }
 
-    /// A list of the one object of this name, and its version. Null: it is not there.
+    /// A list of the one object of this name, and its version. Null if it does not exist.
     pub(crate) fn list_one(&self, kind: &Kind, namespace: &str, name: &str) -> (Value, u64) {
         let page = self.of(kind).list(kind, &selection(kind, namespace, name), &Query::default());
         let page = page.expect("the latest is known");
         (page.objects.first().map_or(Value::Null, |object| object.value()), page.revision)
     }
 
-    /// A watch of the one object of this name, with what changed after this version.
+    /// A watch of the one object of this name, with the changes after this version.
     pub(crate) fn watch(
         &mut self,
         kind: &Kind,
@@ -242,7 +243,7 @@ impl Hub {
         Fresh { now: NOW, random: std::array::from_fn(|_| bytes.number().to_le_bytes()[0]) }
     }
 
-    /// Performs a decision. `uid` is that of a new object.
+    /// Performs a decision. `uid` is the UID for a new object.
     fn perform(&mut self, decision: Decision, uid: Option<String>) -> Result<(), ApiError> {
         let Decision::Write(mut write, _) = decision else { return Ok(()) };
         if let (Some(uid), Some(new)) = (uid, &mut write.new) {
@@ -251,7 +252,7 @@ impl Hub {
         self.write(write)
     }
 
-    /// The change takes place; a Node keeps the source that was imposed on it.
+    /// Makes a change; a Node keeps the source that was imposed on it.
     fn write(&mut self, write: Write) -> Result<(), ApiError> {
         if write.volatile {
             self.leases.renew(write).expect("one thread decided on what is there");
@@ -287,7 +288,8 @@ impl Hub {
         }
     }
 
-    /// Readers see this value in the object's place, whatever it is; the rules, an object of that name with nothing in it.
+    /// Makes readers see this value in the object's place, whatever it is; the rules see an empty object of
+    /// that name.
     fn show(&mut self, place: &Place<'_>, shown: &Value) {
         let Place { kind, namespace, name } = *place;
         let (expect, new) = (self.expect(place), Some(stand_in(namespace, name)));
@@ -308,7 +310,7 @@ impl Hub {
         current.map_or(Expect::Absent, |object| Expect::Revision(object.revision))
     }
 
-    /// The change with its revision, durable and not yet published.
+    /// The change with its revision, durable but not yet published.
     fn ordered(&mut self, write: Write) -> Result<Vec<Changed>, ApiError> {
         let mut batch = Batch::default();
         let staged = match write.kind.is_renewed() {
@@ -328,7 +330,7 @@ impl Hub {
         self.create_by(None, kind, namespace, value)
     }
 
-    /// Creates an object, by the node of this name or somebody else.
+    /// Creates an object, by the node of this name or by another client.
     fn create_by(
         &mut self,
         author: Option<&str>,
@@ -376,7 +378,7 @@ impl Hub {
         let shown = there.value();
         let place = Place { kind, namespace, name };
         if !is_sound(kind, &there) {
-            // the rules cannot read what was only shown
+            // the rules cannot parse the value that is only shown
             let text = stand_in(namespace, name).to_string().into_bytes();
             let readable = with_text(&place, there.revision, text);
             match kind.is_renewed() {
@@ -390,7 +392,8 @@ impl Hub {
         Some(shown)
     }
 
-    /// Stores an object as it is, whatever the rules say; one that is too large for the store is only shown.
+    /// Stores an object unchanged, whatever the rules require; one that is too large for the store is only
+    /// shown.
     fn overwrite(&mut self, place: &Place<'_>, mut new: Value) {
         let Place { kind, namespace, name } = *place;
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
@@ -414,7 +417,7 @@ impl Hub {
 
     // ------------------------------------------------------------------------------------------ the operator
 
-    /// Creates the Node, as a node's registration would; one that is there goes first.
+    /// Creates the Node, as a node's registration would; an existing one is deleted first.
     pub fn create_node(&mut self, name: &str) {
         let node = json!({"metadata": {"name": name}, "spec": {}, "status": {}});
         self.delete(&kinds::NODE, "", name);
@@ -434,7 +437,7 @@ impl Hub {
         self.push_data(name, json!({"kubelet": payload}))
     }
 
-    /// The same with any data. It has a new version even if nothing else is new.
+    /// The same with any data. It has a new version even if nothing else changed.
     pub fn push_data(&mut self, name: &str, data: Value) -> String {
         let mut map = json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": NAMESPACE}, "data": data,
@@ -455,17 +458,17 @@ impl Hub {
         uid
     }
 
-    /// Shows a ConfigMap as it is, whatever was there before, and however little it is one.
+    /// Shows any value as the ConfigMap, even one that is hardly a ConfigMap, whatever was there before.
     pub fn put_config_map(&mut self, name: &str, map: &Value) {
         self.show(&Place { kind: &CONFIG_MAP, namespace: NAMESPACE, name }, map);
     }
 
-    /// Deletes it and returns it, if it was there.
+    /// Deletes it and returns it, if it existed.
     pub fn delete_config_map(&mut self, name: &str) -> Option<Value> {
         self.delete(&CONFIG_MAP, NAMESPACE, name)
     }
 
-    /// `{configMapRef}` for the ConfigMap of that name as it is now.
+    /// `{configMapRef}` for the present ConfigMap of that name.
     pub fn pinned(&self, name: &str) -> Value {
         json!({"configMapRef": {"namespace": NAMESPACE, "name": name, "uid": self.uid_of(name)}})
     }
@@ -475,7 +478,8 @@ impl Hub {
         json!({"configMap": {"namespace": NAMESPACE, "name": name, "kubeletConfigKey": "kubelet"}})
     }
 
-    /// Sets what the Node of the first board asks for; null is nothing. Against Kubernetes it is the annotation.
+    /// Sets the source in the Node of the first board; null removes it. On a Kubernetes server it sets the
+    /// annotation.
     pub fn assign(&mut self, source: Value) {
         self.assign_to(NODE, source);
     }
@@ -487,7 +491,7 @@ impl Hub {
             return;
         }
         self.imposed.remove(name);
-        // beside a source that the rules refuse, a node's own patches would be refused, too
+        // if the Node had a source that the rules refuse, they would refuse a node's own patches, too
         let is_storable = self.is_storable(name, &source);
         if flavour == Flavour::Kedge && !is_storable {
             self.imposed.insert(name.to_owned(), source);
@@ -505,7 +509,7 @@ impl Hub {
         });
     }
 
-    /// Whether the rules let a Node have this source.
+    /// Whether the rules allow a Node to have this source.
     fn is_storable(&self, name: &str, source: &Value) -> bool {
         let node = Place { kind: &kinds::NODE, namespace: "", name };
         let assigned = |_: &Object, mut node: Value| {
@@ -526,7 +530,7 @@ impl Hub {
         self.overwrite(&Place { kind: &kinds::NODE, namespace: "", name }, node);
     }
 
-    /// The node lifecycle's answer to a silent node.
+    /// The node lifecycle controller's reaction to a silent node.
     pub fn mark_unknown(&mut self) {
         self.edit_node(|node| {
             let conditions = node.pointer_mut("/status/conditions").and_then(Value::as_array_mut);
@@ -574,7 +578,7 @@ impl Hub {
             Request::PostEvent(event) => return answer(self.post(event)),
             Request::Pods { ask, .. } => return self.answer_pods(name, ask),
         };
-        // our hub is asked for no answer, others for one of metadata
+        // agents ask our hub for no answer, and other servers for the metadata only
         if done.is_ok() && self.flavour == Flavour::Kubernetes {
             let metadata = self.node_named(name).map(|node| node["metadata"].clone());
             return Answer::Accepted(Some(json!({"metadata": metadata})));
@@ -582,7 +586,7 @@ impl Hub {
         answer(done)
     }
 
-    /// An Event is judged, and kept for the test alone: there are too many.
+    /// An Event is validated, but kept only for the test: there are too many.
     fn post(&mut self, event: &Value) -> Result<(), ApiError> {
         let namespace = event["metadata"]["namespace"].as_str().unwrap_or_default();
         let options = WriteOptions::internal();
@@ -610,7 +614,7 @@ impl Hub {
         })
     }
 
-    /// What the answer to a renewal names as the latest change that concerns this node; only our hub does.
+    /// The latest change that concerns this node, as the answer to a renewal names it; only our hub does.
     pub fn desired(&self, name: &str) -> Option<u64> {
         (self.flavour == Flavour::Kedge).then(|| self.desired.of(name))
     }
@@ -625,7 +629,7 @@ fn desired_of(index: &Index<Feed>, revision: u64) -> Desired {
     desired
 }
 
-/// A label that a node may not set on itself. The rest of what a node may do is not judged here.
+/// A label that a node may not set on itself. Other permissions of a node are not checked here.
 fn reserved_label(body: &Value) -> Option<&str> {
     let labels = body["metadata"]["labels"].as_object()?;
     labels.keys().map(String::as_str).find(|key| !api::labels::may_node_set(key))
@@ -659,7 +663,7 @@ fn selection(kind: &Kind, namespace: &str, name: &str) -> Selection {
     Selection::parse(kind, namespace, "", &format!("metadata.name={escaped}")).expect("every kind has names")
 }
 
-/// Whether the object says of itself what the index says of it.
+/// Whether the object's own fields agree with the index.
 fn is_sound(kind: &Kind, object: &Object) -> bool {
     let read = Object::from_json(kind, object.json.to_vec(), object.revision);
     read.is_some_and(|read| (&read.namespace, &read.name) == (&object.namespace, &object.name))
@@ -678,7 +682,7 @@ fn stand_in(namespace: &str, name: &str) -> Value {
     json!({"metadata": {"namespace": namespace, "name": name}})
 }
 
-/// An object of this place whose readers see this text.
+/// An object of this place with this text for its readers.
 fn with_text(place: &Place<'_>, revision: u64, text: Vec<u8>) -> Object {
     let stand_in = stand_in(place.namespace, place.name);
     let mut object = Object::new(place.kind, &stand_in, revision).expect("it has a name");

@@ -1,10 +1,12 @@
-//! One world for every test of a node: a hub and N nodes on one thread, with one seed and a time that the test holds. The rows
-//! of the tables, the simulation and the fuzz target of a node live in it.
+//! One world for every test of a node: a hub and N nodes on one thread, with one seed and a time that the
+//! test controls. The rows of the tables, the simulation and the fuzz target of a node use it.
 //!
-//! Owns the hub, the nodes and the passing of time. Always holds: no time passes but by [`World::advance`]; the same acts give
-//! the same world. Leaves to others: what a node is (`node`), what a server answers (`hub`), what must hold.
+//! Owns the hub, the nodes and the passing of time. Always holds: time passes only by [`World::advance`]; the
+//! same acts give the same world. Leaves to others: a single node (`node`), a server's answers (`hub`),
+//! invariants.
 //!
-//! Most tests have one node, and a [`World`] stands for its first node: `world.disk` is that node's disk.
+//! Most tests have one node, and a [`World`] can be used like its first node: `world.disk` is that node's
+//! disk.
 
 pub mod board;
 mod checks;
@@ -30,20 +32,20 @@ pub const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: Kubel
 /// `maxPods` of a node without a configuration.
 pub const DEFAULT_PODS: u32 = 110;
 
-/// Acts without any time passing, after which nothing comes to rest any more.
+/// Most acts before a node must have stopped acting, if no time passes.
 const TURNS: u32 = 10_000;
-/// Ticks after which a deadline must lie in the future.
+/// Ticks after which the next deadline must be in the future.
 const TICKS_AT_ONCE: u32 = 4;
-/// Runs after which an agent that is left alone stays.
+/// Runs after which an agent that is left alone must stay up.
 const RUNS_TO_REST: u32 = 8;
-/// Steps and deadlines of an agent in hours in which nothing happens.
+/// Most steps and deadlines of an agent in uneventful hours.
 const ACTS_ALONE: u32 = 20_000;
 /// Time between an exit and the supervisor's next start.
 const RESTART_DELAY: Duration = Duration::from_secs(2);
-/// Starts in one stretch of time, for each node: more is a loop.
+/// Most starts in one stretch of time, for each node: more would be a loop.
 const STARTS: u64 = 200;
 
-/// A payload that differs from others by `maxPods`, so that what runs can be told apart.
+/// A payload with its own `maxPods`, by which a test recognises the running configuration.
 pub fn payload(max_pods: u32, fields: &str) -> String {
     format!("{HEADER}maxPods: {max_pods}\n{fields}\n")
 }
@@ -52,7 +54,7 @@ pub fn payload(max_pods: u32, fields: &str) -> String {
 pub struct World {
     pub hub: Hub,
     pub nodes: Vec<Node>,
-    /// Since the world began, whatever the boards' clocks say.
+    /// Time since the world began, whatever the boards' clocks show.
     pub time: Duration,
 }
 
@@ -78,7 +80,7 @@ impl Default for World {
 }
 
 impl World {
-    /// A new board, with a hub that knows its Node and nothing assigned. Not started.
+    /// A new board, with a hub that has its Node, without an assigned config. Not started.
     pub fn new() -> Self {
         Self::with(Flavour::Kedge)
     }
@@ -87,7 +89,7 @@ impl World {
         Self::fleet(flavour, &[NODE])
     }
 
-    /// Boards of these names, with a hub that knows their Nodes and nothing assigned. Not started.
+    /// Boards of these names, with a hub that has their Nodes, without an assigned config. Not started.
     pub fn fleet(flavour: Flavour, names: &[&str]) -> Self {
         let mut hub = Hub::new(flavour);
         for name in names {
@@ -97,7 +99,8 @@ impl World {
         Self { hub, nodes, time: Duration::ZERO }
     }
 
-    // ------------------------------------------------------------------------------------------ the first node and the hub
+    // ------------------------------------------------------------------------------------------ the first
+    // node and the hub
 
     /// An event for the first node.
     pub fn handle(&mut self, event: Event) {
@@ -109,7 +112,7 @@ impl World {
         self.nodes[0].end(exit);
     }
 
-    /// Answers the first node's oldest request: by the server, or by this answer instead.
+    /// Answers the first node's oldest request: the server's answer, or this one instead.
     pub fn do_request(&mut self, instead: Option<Answer>) -> bool {
         self.nodes[0].do_request(&mut self.hub, instead)
     }
@@ -134,13 +137,13 @@ impl World {
         self.nodes[0].watch_map(&mut self.hub)
     }
 
-    /// Starts the first node's agent; every node comes to rest.
+    /// Starts the first node's agent, and runs every node until it stops acting.
     pub fn start(&mut self) {
         self.launch();
         self.turn();
     }
 
-    /// SIGTERM to the first node's agent, and the exit it leads to.
+    /// Sends SIGTERM to the first node's agent, and lets it exit.
     #[track_caller]
     pub fn stop(&mut self) {
         self.process.as_mut().expect("it runs").stop_asked = true;
@@ -155,7 +158,7 @@ impl World {
         self.power_cut();
     }
 
-    /// The exit that the first node's agent ordered, then its next start, until it rests.
+    /// Performs the exit that the first node's agent ordered, then its next start, until it stops acting.
     pub fn restart(&mut self) {
         self.exit();
         self.advance(RESTART_DELAY);
@@ -179,7 +182,8 @@ impl World {
         }
     }
 
-    /// Everything that is asked for is performed, until nothing is or every agent exits. No time passes.
+    /// Performs everything that agents order, until there is nothing left or every agent exits. No time
+    /// passes.
     pub fn turn(&mut self) {
         for _ in 0..TURNS {
             let hub = &mut self.hub;
@@ -193,7 +197,7 @@ impl World {
         );
     }
 
-    /// Time passes; agents are woken when they asked to be. Stops early if all have exited.
+    /// Time passes; agents are woken at their deadlines. Stops early if all have exited.
     pub fn run_for(&mut self, time: Duration) {
         let end = self.time + time;
         loop {
@@ -205,7 +209,7 @@ impl World {
         }
     }
 
-    /// Time passes up to the first deadline, or to the end.
+    /// Time passes up to the first deadline, or to `end`.
     fn pass_to_deadline(&mut self, end: Duration) {
         let running = self.nodes.iter().filter(|node| !node.exited());
         let waits = running
@@ -218,7 +222,8 @@ impl World {
         }
     }
 
-    /// As the first node's main loop: a deadline that has come is a tick; one that stays would keep a processor busy.
+    /// Like the first node's main loop: at its deadline it gets a tick; a deadline that does not move on
+    /// would keep a processor busy.
     pub fn wait_for_deadline(&mut self) {
         for _ in 0..TICKS_AT_ONCE {
             let Some(at) = self.deadline().filter(|_| !self.exited()) else { return };
@@ -237,7 +242,8 @@ impl World {
         );
     }
 
-    /// No server answers, and the disk works: after a few runs an agent must stay, with a configuration in use.
+    /// No server answers, and the disk works: after a few runs an agent must stay up, with a configuration in
+    /// use.
     pub fn comes_to_rest_alone(&mut self) {
         for _ in 0..RUNS_TO_REST {
             if self.exited() {
@@ -252,7 +258,7 @@ impl World {
         panic!("the agent does not stay");
     }
 
-    /// Whether it runs all that time, with nothing answered but the disk.
+    /// Whether it runs all that time, with answers from the disk only.
     fn stays_for(&mut self, time: Duration) -> bool {
         let end = self.time + time;
         for _ in 0..ACTS_ALONE {
@@ -271,7 +277,7 @@ impl World {
         panic!("{ACTS_ALONE} steps and deadlines in {time:?} in which nothing happened")
     }
 
-    /// Time passes; supervisors start agents that do not run or have exited.
+    /// Time passes; supervisors start agents that are not running or have exited.
     #[track_caller]
     pub fn supervise_for(&mut self, time: Duration) {
         let end = self.time + time;

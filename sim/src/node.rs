@@ -1,8 +1,8 @@
 //! One node: a board around the core of one agent. A disk, a supervisor, clocks, a link to the hub.
 //!
-//! Always holds: actions are performed only when the test says so or in the order a real agent would; every action and every
-//! performed step is kept in `seen`; two steps under way at once end the test. Nothing here knows the rules it tests. Leaves
-//! the hub and the passing of time to [`crate::World`].
+//! Always holds: actions are performed only on the test's command or in the order of a real agent; every
+//! action and every performed step is kept in `seen`; two steps at once end the test. Nothing here knows the
+//! rules that it tests. Leaves the hub and the passing of time to [`crate::World`].
 
 use crate::HEADER;
 use crate::board::Board;
@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-/// Of what a node without containers never asks.
+/// The answer to actions that a node without containers never orders.
 const NO_RUNTIME: &str = "this node has no runtime";
 
 /// Something that happened, in order.
@@ -37,10 +37,10 @@ pub enum Seen {
     Performed(Step, Outcome),
 }
 
-/// A running agent, and what it waits for.
+/// A running agent, and its pending orders.
 pub struct Process {
     pub node: Core,
-    /// Gets the same events, if every promise is checked: it must give the same actions.
+    /// Gets the same events, if every promise is checked: it must return the same actions.
     twin: Option<Core>,
     asked: Asked,
     pub step: Option<Step>,
@@ -58,12 +58,12 @@ pub struct Process {
     pub exit: Option<String>,
     /// `maxPods` of the configuration in use.
     pub used: Option<u32>,
-    /// It was asked to stop.
+    /// Whether it got SIGTERM or an order to stop.
     pub stop_asked: bool,
 }
 
 impl Process {
-    /// The same process at the same moment; its watches begin anew with a list.
+    /// The same process at the same moment; its watches begin again with a list.
     fn fork(&self) -> Self {
         let anew = |watch: &Option<Watch>| watch.as_ref().map(Watch::anew);
         Self {
@@ -87,18 +87,19 @@ impl Process {
         }
     }
 
-    /// The round of the ConfigMap's watch that is under way, counted from 1.
+    /// The current round of the ConfigMap's watch, counted from 1.
     pub fn map_round(&self) -> u64 {
         self.map_round
     }
 }
 
-/// A watch of the pods bound to the node. It shows what differs from what it showed before, so several changes of one pod may be one.
+/// A watch of the pods bound to the node. It shows the differences to what it showed before, so several
+/// changes of one pod may appear as one.
 #[derive(Default)]
 struct PodsWatch {
-    /// Each pod with its version, by its UID; None: a list is due.
+    /// Each pod with its version, by its UID; `None`: a list is due.
     shown: Option<BTreeMap<String, Value>>,
-    /// The hub had changed so often when all was shown.
+    /// The hub's count of changes when everything was shown.
     looked_at: Option<u64>,
 }
 
@@ -107,7 +108,7 @@ pub struct Node {
     pub name: String,
     pub disk: Disk,
     pub link: bool,
-    /// The watch of the pods shows no changes meanwhile.
+    /// The watch of the pods delays its changes meanwhile.
     pub watch_is_late: bool,
     pub board: Board,
     pub version: String,
@@ -116,22 +117,23 @@ pub struct Node {
     pub facts: HostFacts,
     /// `--node-labels`.
     pub labels: BTreeMap<String, String>,
-    /// The slot of the disk image that runs.
+    /// The slot of the running disk image.
     pub slot: Option<String>,
     pub process: Option<Process>,
-    /// None: it runs no pods.
+    /// `None` if it runs no pods.
     pub containers: Option<Containers>,
     pub seen: Vec<Seen>,
     pub log: Vec<String>,
-    /// Whole ConfigMaps that the agent read.
+    /// Number of complete ConfigMaps that the agent has read.
     pub downloads: usize,
     pub starts: u64,
     pub seed: u64,
-    /// How fast the agent's running clock goes, in percent: 100 is right.
+    /// The speed of the agent's monotonic clock, in percent: 100 is right.
     pub hurry_percent: u32,
-    /// What an agent asks for is checked. A world that lies to it may make it ask for anything.
+    /// The agent's requests and actions are checked. Off in worlds that lie to it, because then it may order
+    /// anything.
     pub checked: bool,
-    /// Checked, too, is what costs too much for thousands of runs.
+    /// Also runs the checks that are too expensive for thousands of runs.
     pub thorough: bool,
 }
 
@@ -163,7 +165,8 @@ impl Node {
         }
     }
 
-    /// Another node with the same past, of which nothing is logged or seen yet: a search tries several futures of one moment.
+    /// Another node with the same history, but an empty log and an empty `seen`: a search tries several
+    /// futures of one moment.
     pub fn fork(&self) -> Self {
         Self {
             name: self.name.clone(),
@@ -187,7 +190,7 @@ impl Node {
         Now { mono, wall: Timestamp::from_micros(self.board.wall_micros()) }
     }
 
-    /// Since the board booted.
+    /// Time since the board booted.
     pub fn mono(&self) -> Duration {
         self.board.mono()
     }
@@ -222,12 +225,12 @@ impl Node {
 
     // ------------------------------------------------------------------------------------------ the process
 
-    /// Starts the agent and hands it its first event; performs nothing.
+    /// Starts the agent and passes it its first event; performs nothing.
     pub fn launch(&mut self) {
         self.try_launch().expect("the local config is valid");
     }
 
-    /// The same with a local config that may be invalid: then the agent refuses, and says why.
+    /// The same with a local config that may be invalid: then the agent refuses to start, with a reason.
     pub fn try_launch(&mut self) -> Result<(), String> {
         assert!(self.process.is_none(), "the agent runs already");
         let options = Options {
@@ -239,6 +242,7 @@ impl Node {
             slot: self.slot.clone(),
             boot_id: self.boot_id(),
             previous_run: self.board.previous_run(),
+            // another seed at each start, as on a real board, so that jitter differs between runs
             seed: self.seed.wrapping_add(self.starts),
         };
         let of_twin = self.thorough.then(|| options.clone());
@@ -331,6 +335,7 @@ impl Node {
                 process.facts_wanted = true;
             }
             Action::Request(request) => {
+                // core must queue by itself: a real client would send both, and their answers could cross
                 let same = process.requests.iter().any(|other| other.key() == request.key());
                 assert!(!same, "a second {:?} in flight", request.key());
                 if self.thorough {
@@ -370,6 +375,7 @@ impl Node {
                 self.containers.as_mut().expect(NO_RUNTIME).need(images, is_all);
             }
             Action::Exit { why, start_again } => {
+                // the exit code decides whether a supervisor starts the agent again
                 assert_eq!(start_again, !process.stop_asked, "another kind of end: {why:?}");
                 assert!(!why.is_empty() && process.step.is_none(), "it exits within a step: {why:?}");
                 process.exit = Some(why);
@@ -382,14 +388,14 @@ impl Node {
         }
     }
 
-    /// Removes what no record names: checkpoints, leftovers, other versions' counts.
+    /// Removes files that no record names: checkpoints, leftovers, other versions' counts.
     fn sweep(&mut self, keep: Option<Vec<String>>) {
         let ours = StateFile::Startups.path(&self.version);
         let named =
             if self.thorough { checks::named_checkpoints(&self.disk, &self.version) } else { Vec::new() };
         self.disk.sweep(&|path| {
             let checkpoint = path.starts_with("checkpoints") && path != Path::new("checkpoints");
-            // a directory is kept for what is kept in it
+            // a directory is kept if anything in it is
             let is_named = |keep: &Vec<String>| keep.iter().any(|kept| Path::new(kept).starts_with(path));
             let counts = path.ends_with("startups.json");
             (!checkpoint || keep.as_ref().is_none_or(is_named)) && (!counts || path == Path::new(&ours))
@@ -419,7 +425,7 @@ impl Node {
         }
     }
 
-    /// Performs the step that is asked for. Says whether there was one.
+    /// Performs the step that the agent ordered. Returns whether there was one.
     pub fn do_step(&mut self) -> bool {
         let Some(step) = self.process.as_mut().and_then(|process| process.step.take()) else { return false };
         let outcome = self.perform(&step);
@@ -428,7 +434,7 @@ impl Node {
         true
     }
 
-    /// Lets the agent look at the host.
+    /// Gives the agent the facts about the host.
     pub fn do_facts(&mut self) -> bool {
         let Some(process) = self.process.as_mut().filter(|process| process.facts_wanted) else {
             return false;
@@ -442,10 +448,11 @@ impl Node {
         true
     }
 
-    /// Performs what is next of the orders for containers, images and the desired set. Says whether there was something.
+    /// Performs the next of the orders for containers, images and the desired set. Returns whether there was
+    /// one.
     pub fn do_pods(&mut self) -> bool {
         let (now, is_online) = ((self.now().wall, self.mono()), self.link);
-        // before a configuration is in use core takes nothing of pods
+        // before a configuration is in use core accepts no events about pods
         if self.process.as_ref().is_none_or(|process| process.used.is_none()) {
             return false;
         }
@@ -480,7 +487,7 @@ impl Node {
         true
     }
 
-    /// Answers the oldest request: by the server, or by this answer instead.
+    /// Answers the oldest request: the server's answer, or this one instead.
     pub fn do_request(&mut self, hub: &mut Hub, instead: Option<Answer>) -> bool {
         let Some(process) = self.process.as_mut().filter(|process| !process.requests.is_empty()) else {
             return false;
@@ -491,7 +498,7 @@ impl Node {
         true
     }
 
-    /// The server does what the oldest request asks. What the answer to it was, nobody hears; which one it would have been for.
+    /// The server carries out the oldest request. Its answer is lost; returns the kind of the request.
     pub fn do_request_unheard(&mut self, hub: &mut Hub) -> Option<RequestKey> {
         let process = self.process.as_mut().filter(|process| !process.requests.is_empty())?;
         let request = process.requests.remove(0);
@@ -508,7 +515,7 @@ impl Node {
         self.answer_renewal(answer, latest)
     }
 
-    /// The renewal is answered; `latest` is what the answer names if it was accepted.
+    /// Answers the renewal; `latest` is the change that an accepting answer names.
     pub fn answer_renewal(&mut self, answer: Answer, latest: Option<u64>) -> bool {
         let process = self.process.as_mut();
         if process.and_then(|process| process.renewal.take()).is_none() {
@@ -526,7 +533,7 @@ impl Node {
         self.watch_node(hub).is_some()
     }
 
-    /// The same; returns the Node as it was shown, null if it is gone.
+    /// The same; returns the Node as it was shown, null if it does not exist.
     pub fn watch_node(&mut self, hub: &mut Hub) -> Option<Value> {
         let process = self.process.as_mut()?;
         let news = process.node_watch.as_mut()?.next(hub)?;
@@ -537,7 +544,7 @@ impl Node {
         Some(news.object)
     }
 
-    /// Where the watch stands after its news; a round that only lists is over.
+    /// Reports the position of a watch after its news; a round that only lists is over.
     fn has_come_to(&mut self, watched: Watched, round: u64, news: &News) {
         let version = news.version.to_string();
         self.handle(Event::WatchPosition { watched, round, version, is_change: !news.is_list });
@@ -558,7 +565,7 @@ impl Node {
         self.watch_map(hub).is_some()
     }
 
-    /// The same; returns the ConfigMap as it was shown, null if it is gone.
+    /// The same; returns the ConfigMap as it was shown, null if it does not exist.
     pub fn watch_map(&mut self, hub: &mut Hub) -> Option<Value> {
         let process = self.process.as_mut()?;
         let (namespace, name) = process.watched.clone()?;
@@ -569,7 +576,7 @@ impl Node {
         Some(object)
     }
 
-    /// The watch shows the ConfigMap of this name, null if it is gone, in a list or as a change.
+    /// The watch shows the ConfigMap of this name, null if it does not exist, in a list or as a change.
     pub fn show_map(&mut self, namespace: &str, name: &str, object: Value, is_list: bool) {
         let Some(process) = &self.process else { return };
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
@@ -577,7 +584,7 @@ impl Node {
         let part = |name: &str| object["metadata"][name].as_str().unwrap_or_default().to_owned();
         let of = Collection::ConfigMap { namespace, name: name.clone() };
         let event = match held {
-            // as the agent does it: a list of metadata says whether a download is worth its bytes
+            // like the agent: a list of metadata shows whether the download is needed
             Some(held) if (&held.0, &held.1) == (&part("uid"), &part("resourceVersion")) => {
                 Event::Listed { of, listing: Listing::Unchanged(held) }
             }
@@ -595,13 +602,14 @@ impl Node {
         [&process.node_watch, &process.map_watch].into_iter().flatten().any(Watch::has_news)
     }
 
-    /// The kubeconfig names another server: the agent hears of it on some stream, and nothing of that server yet.
+    /// The kubeconfig names another server: the agent hears that from one of its streams, and nothing from
+    /// the new server yet.
     pub fn change_server(&mut self) {
         let Some(server) = self.process.as_ref().map(|process| process.node.server() + 1) else { return };
         self.handle(Event::Heard { server, event: Box::new(Event::Tick) });
     }
 
-    /// The round of this watch that is under way ends. Says whether there was one.
+    /// Ends the current round of this watch. Returns whether there was one.
     pub fn end_watch(&mut self, watched: Watched, end: WatchEnd) -> bool {
         let Some(process) = &mut self.process else { return false };
         let (watch, round) = match watched {
@@ -616,13 +624,13 @@ impl Node {
         true
     }
 
-    /// The server refuses to show the ConfigMap that is watched.
+    /// The server refuses to show the watched ConfigMap.
     pub fn refuse_map(&mut self, why: &str) -> bool {
         let failure = Some((WatchFailure::Answered, why.to_owned()));
         self.end_watch(Watched::ConfigMap, WatchEnd { failure, ..WatchEnd::default() })
     }
 
-    /// The watches begin anew with a list, as after a broken connection of which nothing is known.
+    /// The watches begin again with a list, as after a broken connection that nobody noticed.
     pub fn list_again(&mut self) {
         self.watches().for_each(Watch::list_again);
     }
@@ -637,7 +645,7 @@ impl Node {
         watches.into_iter().flatten().flatten()
     }
 
-    /// The first thing that is asked for is performed, as a real agent would have it. Says whether there was one.
+    /// Performs the agent's first pending order, in a real agent's sequence. Returns whether there was one.
     pub fn turn(&mut self, hub: &mut Hub) -> bool {
         if self.exited() {
             return false;
@@ -658,7 +666,7 @@ impl Node {
 
     // ------------------------------------------------------------------------------------------ ends
 
-    /// The exit that the agent ordered takes place.
+    /// Performs the exit that the agent ordered.
     pub fn exit(&mut self) {
         let process = self.process.take().expect("it runs");
         assert!(process.exit.is_some(), "it ordered no exit");
@@ -672,7 +680,8 @@ impl Node {
         self.board.record_exit(exit);
     }
 
-    /// What a supervisor does beside an agent that does not run: the exit that was ordered takes place, and the next run begins.
+    /// The supervisor's part for an agent that is not running: performs the ordered exit, and starts the next
+    /// run.
     pub fn supervise(&mut self) {
         if self.process.is_some() {
             self.exit();
@@ -712,12 +721,12 @@ impl Node {
         self.board.forget_exit();
     }
 
-    /// The power goes and comes back; everything that was not durable is lost.
+    /// The power fails and comes back; everything that was not durable is lost.
     pub fn power_cut(&mut self) {
         self.power_cut_with(Loss::Everything);
     }
 
-    /// The same; `loss` says which part of the unsynced data is lost.
+    /// The same; `loss` chooses the part of the unsynced data that is lost.
     pub fn power_cut_with(&mut self, loss: Loss) -> Losses {
         self.process = None;
         if let Some(containers) = &mut self.containers {
@@ -735,7 +744,7 @@ impl Node {
         process.node.report(self.now()).expect("a config is in use")
     }
 
-    /// `maxPods` of what is in use.
+    /// `maxPods` of the configuration in use.
     #[track_caller]
     pub fn used(&self) -> u32 {
         self.process.as_ref().and_then(|process| process.used).expect("a config is in use")
@@ -750,7 +759,7 @@ impl Node {
         self.file(&StateFile::Startups.path(&self.version)).unwrap_or(Value::Null)
     }
 
-    /// The counts of what ran last.
+    /// The counts of the config that ran last.
     pub fn counts(&self) -> Value {
         let startups = self.startups();
         startups["records"][startups["last"].as_str().unwrap_or_default()].clone()
@@ -766,7 +775,7 @@ impl Node {
 }
 
 impl PodsWatch {
-    /// What differs from what was shown, and whether it is a list.
+    /// The next difference to the shown pods, and whether it is a list.
     fn next(&mut self, pods: &[Value]) -> (Option<Event>, bool) {
         let uid = |pod: &Value| pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
         let Some(shown) = &mut self.shown else {
@@ -793,18 +802,18 @@ impl PodsWatch {
     }
 }
 
-/// A list of the own Node; null: it is not there.
+/// A list of the node's own Node; null if it does not exist.
 pub fn node_event(there: &Value) -> Event {
     event_of(Collection::Node, "", there.clone(), true)
 }
 
-/// A list of a ConfigMap; null: it is not there.
+/// A list of a ConfigMap; null if it does not exist.
 pub fn map_event(namespace: &str, name: &str, there: Value) -> Event {
     let of = Collection::ConfigMap { namespace: namespace.to_owned(), name: name.to_owned() };
     event_of(of, name, there, true)
 }
 
-/// What a list or a watch shows of the one object of a collection; null: it is not there.
+/// A list or a change of the single object of a collection; null if it does not exist.
 fn event_of(of: Collection, name: &str, there: Value, is_list: bool) -> Event {
     match (is_list, there.is_null()) {
         (true, true) => Event::Listed { of, listing: Listing::Objects(Vec::new()) },

@@ -1,6 +1,6 @@
-//! Situations that many tests begin in, and what they look at: shorthands over [`World`]'s acts.
+//! Common initial situations of tests, and what the tests read: shorthands over [`World`]'s acts.
 //!
-//! Always holds: each goes through the same door as everything else, events in and actions out.
+//! Always holds: each works with events in and actions out, like everything else.
 
 use crate::hub::Hub;
 use crate::{World, payload};
@@ -10,9 +10,10 @@ use std::time::Duration;
 const SECOND: Duration = Duration::from_secs(1);
 /// `configTrialDuration` unless a payload says otherwise.
 pub const TRIAL: Duration = Duration::from_secs(600);
-/// After that much a config that works is promoted: its trial is over, and a renewal, due every ten seconds, was accepted since.
+/// A config that works is promoted after this time: its trial is over, and a renewal, due every ten seconds,
+/// was accepted since.
 pub const TRIAL_AND_A_RENEWAL: Duration = Duration::from_secs(615);
-/// `maxPods` of the first config pushed.
+/// `maxPods` of the first pushed config.
 pub const A: u32 = 201;
 /// `maxPods` of the second.
 pub const B: u32 = 202;
@@ -32,7 +33,7 @@ impl World {
         uid
     }
 
-    /// A running node that has just begun the trial of a config it was assigned. Nothing else is left to do.
+    /// A running node that has just begun the trial of an assigned config. It has no orders left.
     #[track_caller]
     pub fn in_trial(name: &str, payload: &str) -> (Self, String) {
         let mut world = Self::new();
@@ -74,7 +75,7 @@ impl World {
         self.report().config.state
     }
 
-    /// `ConfigOK` as the API server has it: status, message, reason.
+    /// `ConfigOK` on the API server: status, message, reason.
     #[track_caller]
     pub fn config_ok(&self) -> [String; 3] {
         let condition = self.hub.condition("ConfigOK").expect("the condition was reported");
@@ -86,14 +87,14 @@ impl World {
         assert_eq!(self.config_ok(), [status, message, reason].map(str::to_owned));
     }
 
-    /// What was written since the last look.
+    /// Checks the records written since the last call.
     #[track_caller]
     pub fn check_written(&mut self, expect: &[&str]) {
         assert_eq!(self.disk.take_written(), expect);
         assert_eq!(self.disk.needless, Vec::<String>::new(), "written though it was there");
     }
 
-    /// `status.config` as the API server has it.
+    /// `status.config` on the API server.
     pub fn config_status(&self) -> Value {
         self.hub.node().map(|node| node["status"]["config"].clone()).unwrap_or_default()
     }
@@ -105,7 +106,7 @@ impl World {
         uid
     }
 
-    /// A known good node beside a network that is away, whose new config is `b`.
+    /// A node with a last-known-good config and without a network; its new config is `b`.
     pub fn silent_trial() -> Self {
         let (mut world, _) = Self::known_good();
         world.adopt_without_start("b", &payload(B, ""));

@@ -1,8 +1,9 @@
-//! A node's watch of one object: a list, then the changes after it from the hub's own index, until the hub drops the watch.
+//! A node's watch of one object: a list, then the changes after it from the hub's own index, until the hub
+//! drops the watch.
 //!
-//! Owns what the node has not been shown yet. Always holds: each change is shown once and in order; a watch that was dropped goes
-//! on from its last version, and lists again where the index no longer knows that version. Leaves to others: what an object
-//! means (`node`), lists and versions (`hub`).
+//! Owns the changes that the node has not been shown yet. Always holds: each change is shown once and in
+//! order; a dropped watch continues from its last version, and lists again if the index no longer knows that
+//! version. Leaves to others: the meaning of an object (`node`), lists and versions (`hub`).
 
 use crate::hub::Hub;
 use kedge_api::METADATA_KIND;
@@ -14,7 +15,8 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Events on their way from the index to a node. Each holds one end; when one lets go of it, the watch is dropped.
+/// Events on their way from the index to a node. Node and index each hold one end; when either drops its end,
+/// the watch is dropped.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Feed(Arc<Mutex<VecDeque<Arc<Event>>>>);
 
@@ -43,7 +45,7 @@ impl Feed {
 enum State {
     /// A list is due.
     Listing,
-    /// It goes on after this version.
+    /// It continues after this version.
     Resuming(u64),
     /// Everything up to this version was shown.
     Open { feed: Feed, version: u64 },
@@ -59,11 +61,11 @@ pub(crate) struct Watch {
     metadata_only: bool,
 }
 
-/// The object as a list or an event shows it; null: it is not there.
+/// The object as a list or an event shows it; null if it does not exist.
 pub(crate) struct News {
     pub(crate) object: Value,
     pub(crate) is_list: bool,
-    /// Everything up to this one was shown.
+    /// Every change up to this version was shown.
     pub(crate) version: u64,
     /// Nothing follows the list.
     pub(crate) is_last: bool,
@@ -73,7 +75,7 @@ impl Watch {
     pub(crate) fn new(kind: &'static Kind, namespace: &str, name: &str, order: &WatchOrder) -> Self {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let WatchOrder { lists_only, metadata_only, .. } = *order;
-        // a list in place of the rest misses nothing either
+        // a list instead of the remaining changes misses nothing either
         let after = order.after.as_ref().filter(|_| metadata_only).and_then(|after| after.parse().ok());
         let state = after.map_or(State::Listing, State::Resuming);
         Self { kind, namespace, name, state, lists_only, metadata_only }
@@ -89,7 +91,7 @@ impl Watch {
         self.state = State::Listing;
     }
 
-    /// Changes that wait to be shown are lost, and the watch goes on behind them.
+    /// Loses the changes that wait to be shown; the watch continues after them.
     pub(crate) fn lose_news(&mut self) {
         if let State::Open { feed, version } = &mut self.state
             && let Some(last) = feed.waiting().drain(..).next_back()
@@ -135,7 +137,8 @@ impl Watch {
         }
     }
 
-    /// Goes on after this version; where the index refuses it (410 or a version of another hub), with a list.
+    /// Continues after this version; if the index refuses that (410 or a version of another hub), starts with
+    /// a list.
     fn open(&mut self, hub: &mut Hub, version: u64) {
         self.state = match hub.watch(self.kind, &self.namespace, &self.name, version) {
             Ok(feed) => State::Open { feed, version },
@@ -144,7 +147,7 @@ impl Watch {
     }
 }
 
-/// What a watch of metadata shows of an object.
+/// The form of an object in a watch of metadata.
 fn metadata_of(object: &Value) -> Value {
     match object {
         Value::Null => Value::Null,
@@ -167,7 +170,7 @@ mod tests {
         (hub, watch)
     }
 
-    /// Payloads as they are shown, and whether by a list.
+    /// Payloads as shown, each with whether a list showed it.
     fn shown(watch: &mut Watch, hub: &mut Hub) -> Vec<(bool, Option<String>)> {
         let news = std::iter::from_fn(|| watch.next(hub));
         let payload = |object: &Value| object["data"]["kubelet"].as_str().map(str::to_owned);

@@ -1,6 +1,7 @@
 //! Several nodes on one hub.
 //!
-//! Owns what only shows with more than one: that each node decides for itself. Leaves one node's rules to `rows`.
+//! Owns the properties that need more than one node: each node decides for itself. Leaves one node's rules to
+//! `rows`.
 
 use kedge_core::Event;
 use kedge_sim::hub::{Flavour, Hub};
@@ -11,7 +12,7 @@ use std::time::Duration;
 const MINUTE: Duration = Duration::from_secs(60);
 const NAMES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
 
-/// These nodes ask for this ConfigMap, whatever it holds.
+/// Assigns this ConfigMap to these nodes, whatever it contains.
 fn assign_to(world: &mut World, names: &[&str], config: &str) {
     for name in names {
         world.hub.assign_to(name, Hub::following(config));
@@ -79,7 +80,7 @@ fn power_cut_of_one_node_leaves_the_others_alone() {
     assert!(world.nodes.iter().all(|node| (state(node), node.used()) == ("known-good", A)));
 }
 
-/// Both obey the one Node and renew the one Lease; neither restarts for the other's sake.
+/// Both obey the one Node and renew the one Lease; neither restarts because of the other.
 #[test]
 fn two_nodes_with_one_name_both_take_its_config() {
     let mut world = World::fleet(Flavour::Kedge, &["edge-1", "edge-1"]);
@@ -95,7 +96,8 @@ fn two_nodes_with_one_name_both_take_its_config() {
     assert_eq!(config_ok(&world, "edge-1"), "True");
 }
 
-/// What it hears first of another server: its Node, then a ConfigMap, or the other way round, as if that one's stream were faster.
+/// Moves the node to another server: it hears of its Node first, then of a ConfigMap, or the other way round,
+/// as if that stream were faster.
 fn move_to(node: &mut Node, hub: &Hub, is_map_first: bool) {
     node.change_server();
     let there = hub.node_named(&node.name).expect("it was made");
@@ -110,12 +112,13 @@ fn move_to(node: &mut Node, hub: &Hub, is_map_first: bool) {
     }
 }
 
-/// A hub with other objects of the old names: no UID is one of before.
+/// A hub with other objects of the same names: every UID is new.
 fn rebuilt(names: &[&str], is_higher: bool) -> Hub {
     let mut hub = Hub::new(Flavour::Kedge);
     match is_higher {
         true => hub.wiped(1_000_000),
-        // it counts its UIDs, too: these take those that the old one gave to its Nodes and its ConfigMap
+        // it assigns UIDs from a counter, too: these objects use up those that the old hub assigned to its
+        // Nodes and its ConfigMap
         false => names.iter().chain(&["fleet"]).for_each(|name| drop(hub.push(&format!("of-{name}"), ""))),
     }
     for name in names {
@@ -125,8 +128,9 @@ fn rebuilt(names: &[&str], is_higher: bool) -> Hub {
     hub
 }
 
-/// The hub was built anew, from another backup: its Nodes and its ConfigMap have the names of those that are gone, and nobody has
-/// assigned anything yet. Whether its versions are lower or higher than those of the old one makes no difference.
+/// The hub was rebuilt from another backup: its Nodes and its ConfigMap have the same names as before, and
+/// nobody has assigned anything yet. Whether its versions are lower or higher than those of the old one makes
+/// no difference.
 #[test]
 fn fleet_moved_to_a_rebuilt_hub_adopts_nothing_unasked() {
     let names: Vec<String> = (1..=20).map(|number| format!("edge-{number}")).collect();
@@ -145,7 +149,7 @@ fn fleet_moved_to_a_rebuilt_hub_adopts_nothing_unasked() {
             assert_eq!((node.used(), node.starts), (A, *starts), "{} took what nobody assigned", node.name);
             assert_eq!(config_ok(&world, &node.name), "Unknown", "{}", node.name);
         }
-        // of either order some are asked, and only those adopt
+        // for either order some nodes get an assignment, and only those adopt it
         let (asked, others) = names.split_at(names.len() / 2);
         assign_to(&mut world, asked, "fleet");
         world.supervise_for(2 * TRIAL);
@@ -156,13 +160,14 @@ fn fleet_moved_to_a_rebuilt_hub_adopts_nothing_unasked() {
     }
 }
 
-/// A node like the first one, with its name and its credential: an image was copied, or a virtual machine.
+/// A node like the first one, with its name and its credential, as after copying an image or a virtual
+/// machine.
 fn with_a_twin() -> World {
     let mut world = World::fleet(Flavour::Kedge, &NAMES[..1]);
     let mut twin = Node::new(NAMES[0], 2);
     twin.facts.machine_id = "another".into();
     world.nodes.push(twin);
-    // what a node asks for is not explained by what it did alone
+    // one node's acts alone do not explain its requests any more, so they are not checked
     world.nodes.iter_mut().for_each(|node| node.checked = false);
     world
 }
@@ -173,7 +178,7 @@ fn two_devices_of_one_name_write_little() {
     world.supervise_for(24 * 60 * MINUTE);
     let patches = &world.hub.status_patches;
     let bytes: usize = patches.iter().map(|patch| patch.to_string().len()).sum();
-    // each reports every 5 minutes, and answers the other at that pace
+    // each reports every 5 minutes, and overwrites the other's report at that pace
     assert!((500..2500).contains(&patches.len()), "{} statuses of {bytes} bytes", patches.len());
     assert!(bytes < 4_000_000, "{} statuses of {bytes} bytes", patches.len());
 }
@@ -197,7 +202,7 @@ fn controller_that_fights_with_a_node_is_answered_at_a_pace() {
         world.supervise_for(Duration::from_secs(5));
     }
     let statuses = world.hub.status_patches.len() - before;
-    // 10, 20, 40, 80, 160 s, and 5 minutes from then on
+    // after 10, 20, 40, 80, 160 s, and every 5 minutes afterwards
     assert!((10..=30).contains(&statuses), "{statuses} statuses in an hour");
     assert!((10..=25).contains(&labels), "the label came back {labels} times in an hour");
 }

@@ -1,6 +1,7 @@
-//! Pods of the world's hub: an operator's acts, what a node's watch shows of them, and a node's own requests.
+//! Pods of the world's hub: an operator's acts, a node's watch of its pods, and a node's own requests.
 //!
-//! Always holds: what is stored passed the rules of `kedge_hub_core`. Leaves to others: who may (the hub's permissions), controllers.
+//! Always holds: every stored pod passed the rules of `kedge_hub_core`. Leaves to others: permissions,
+//! controllers.
 
 use super::{Hub, NOW, Rules, answer, refused};
 use kedge_core::Answer;
@@ -17,9 +18,9 @@ use serde_json::{Value, json};
 const PODS: &str = "default";
 
 impl Hub {
-    /// A pod of one container with this image, bound to this node; its UID.
+    /// Creates a pod of one container with this image, bound to this node; returns its UID.
     pub fn create_pod(&mut self, node: &str, name: &str, image: &str) -> String {
-        // a controller of the real hub makes it with the namespace
+        // in the real hub a controller creates it together with the namespace
         if self.object(&SERVICE_ACCOUNT, PODS, "default").is_none() {
             let account = json!({"metadata": {"name": "default", "namespace": PODS}});
             self.create(&SERVICE_ACCOUNT, PODS, account).expect("a right account");
@@ -30,13 +31,13 @@ impl Hub {
         self.create(&POD, PODS, pod).expect("a right pod")
     }
 
-    /// `kubectl delete pod`: the node ends it, and then says so.
+    /// `kubectl delete pod`: the node ends it, and then confirms that.
     pub fn delete_pod(&mut self, name: &str) {
         let place = Place { kind: &POD, namespace: PODS, name };
         self.delete_by(&place, &DeleteOptions::default()).expect("it is there");
     }
 
-    /// Somebody counts a restart more of each container than the node does.
+    /// Somebody writes one restart more for each container than the node reports.
     pub fn count_restarts_up(&mut self, name: &str) {
         let place = Place { kind: &POD, namespace: PODS, name };
         let done = self.patch("operator", &place, Part::Status, |pod| {
@@ -53,7 +54,7 @@ impl Hub {
         self.perform(decision, None)
     }
 
-    /// Counts what was written, but for renewals.
+    /// The number of writes, without renewals.
     pub fn changes(&self) -> u64 {
         self.order.revision()
     }
@@ -66,7 +67,7 @@ impl Hub {
         (page.objects.iter().map(|object| object.value()).collect(), page.revision)
     }
 
-    /// Answers what the pods of this node ask.
+    /// Answers a request about the pods of this node.
     pub(super) fn answer_pods(&mut self, node: &str, ask: &PodAsk) -> Answer {
         match ask {
             PodAsk::PatchStatus { pod, body } => {
@@ -94,7 +95,7 @@ impl Hub {
         }
     }
 
-    /// None: the pod of this UID is gone.
+    /// `None` if the pod of this UID no longer exists.
     fn place_of<'a>(&self, pod: &'a PodRef) -> Option<Place<'a>> {
         let there = self.object(&POD, &pod.namespace, &pod.name)?;
         let place = Place { kind: &POD, namespace: &pod.namespace, name: &pod.name };

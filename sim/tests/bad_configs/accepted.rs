@@ -1,7 +1,8 @@
-//! Valid but unusual configurations: extreme values and spellings. They are accepted, and the node is heard of.
+//! Valid but unusual configurations: extreme values and spellings. They are accepted, and the node stays in
+//! contact.
 //!
-//! Always holds: the node renews its Lease as often as its configuration says, and a correct configuration that is pushed afterwards is
-//! taken.
+//! Always holds: the node renews its Lease as often as its configuration requires, and adopts a correct
+//! configuration that is pushed afterwards.
 
 use crate::MINUTE;
 use crate::Operator;
@@ -19,7 +20,7 @@ fn check(what: &str, text: &str) {
     let (renewals, starts) = (world.hub.renewals, world.starts);
     world.run_for(15 * MINUTE);
     assert_eq!(world.starts, starts, "{what}: restarted");
-    // a renewal each quarter of the lease, later by chance by a twenty-fifth
+    // a renewal each quarter of the lease duration, randomly delayed by up to a twenty-fifth
     let lease = world.hub.lease().expect("renewed");
     let expect = 4 * 15 * 60 / lease["spec"]["leaseDurationSeconds"].as_u64().expect("seconds");
     let renewed = world.hub.renewals - renewals;

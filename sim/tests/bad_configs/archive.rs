@@ -1,8 +1,9 @@
 //! Text archives: many small files in one, readable as text, in the manner of Go's txtar.
 //!
-//! A line `-- name --` begins an entry; what stands before the first one is a comment. Always holds: an archive that is
-//! read and written is the same, byte for byte. An entry whose name is followed by ` (escaped)` has backslash escapes for
-//! what a text editor would hide or change, and its line ends count only as `\n`; any other entry is plain text.
+//! A line `-- name --` begins an entry; text before the first entry is a comment. Always holds: reading and
+//! writing an archive gives the same bytes. An entry with ` (escaped)` after its name uses backslash escapes
+//! for characters that a text editor would hide or change, and only `\n` counts as a line end in it; any
+//! other entry is plain text.
 
 /// The mark of an entry with escapes.
 const ESCAPED: &str = " (escaped)";
@@ -17,7 +18,7 @@ pub(crate) struct Archive {
 pub(crate) struct Entry {
     pub(crate) name: String,
     escaped: bool,
-    /// As it stands in the archive.
+    /// The text as in the archive.
     text: String,
 }
 

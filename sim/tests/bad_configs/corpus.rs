@@ -1,7 +1,9 @@
-//! The bad payloads and objects: archives below `corpus/`, with what an operator reads about each case beside it.
+//! The bad payloads and objects: archives below `corpus/`, each case with the texts that an operator reads
+//! about it.
 //!
-//! A case is an entry with its name, a `drop-in` entry if the node has one, and an `expect` entry. The payloads of
-//! `sizes.txt` are generated here, the same every time. `KEDGE_GOLDEN=write` rewrites the `expect` entries.
+//! A case is an entry with its name, a `drop-in` entry if the node has one, and an `expect` entry. The
+//! payloads of `sizes.txt` are generated here, always the same. `KEDGE_GOLDEN=write` rewrites the `expect`
+//! entries.
 
 use crate::archive::{Archive, Entry};
 use kedge_sim::HEADER;
@@ -29,7 +31,7 @@ const EXPECT: &str = "expect";
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) payload: Vec<u8>,
-    /// The drop-in of the node, whole text.
+    /// The drop-in of the node, complete text.
     pub(crate) drop_in: Option<Vec<u8>>,
 }
 
@@ -69,7 +71,7 @@ impl Corpus {
         cases
     }
 
-    /// Compares what was found about each case, in order, with what is expected, or writes it.
+    /// Compares the texts found for each case, in order, with the expected ones, or writes them.
     pub(crate) fn check(mut self, found: Vec<String>) {
         let write = std::env::var("KEDGE_GOLDEN").is_ok_and(|word| word == "write");
         let expected = self.archive.entries.iter_mut().filter(|entry| entry.name == EXPECT);
@@ -131,7 +133,7 @@ fn generated() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Nine levels of ten references each: a thousand million values if they were copied.
+/// Nine levels of ten references each: a billion values if they were copied.
 fn laughs() -> String {
     let mut text = "featureGates:\n  a0: &a0 [lol]\n".to_owned();
     for level in 1..10 {
@@ -146,7 +148,7 @@ fn quadratic() -> String {
     format!("providerID: &long {}\nclusterDNS: [{references}]", "x".repeat(100_000))
 }
 
-/// Bytes that look random and are the same every time; not UTF-8.
+/// Bytes that look random but are always the same; not UTF-8.
 fn noise(length: usize) -> Vec<u8> {
     let mut state = 3983_u64;
     let mut byte = || {

@@ -1,6 +1,8 @@
-//! A ConfigMap that is deleted, created again, renamed and edited while a node uses it, a hundred times over.
+//! A ConfigMap that is deleted, created again, renamed and edited while a node uses it, a hundred times in a
+//! row.
 //!
-//! Always holds: the node keeps its last-known-good, its records stay within their bounds, and a correction is taken.
+//! Always holds: the node keeps its last-known-good, its records stay within their bounds, and it adopts a
+//! correction.
 
 use crate::Operator;
 use crate::{BAD, DEFAULT, GOOD, MINUTE, TRIAL, TRIAL_AND_A_RENEWAL};
@@ -26,7 +28,7 @@ fn settled() -> (World, String) {
     (world, uid)
 }
 
-/// The same, following `BAD` by name while it is still right.
+/// The same, following `BAD` by name while that is still valid.
 fn following() -> (World, String) {
     let mut world = World::new();
     world.start();
@@ -57,7 +59,7 @@ fn config_map_deleted_in_its_trial_keeps_running() {
     world.hub.delete_config_map("tried");
     check_unknown(&mut world, "deleted", OTHER, "ConfigMap kube-system/tried does not exist");
     assert_eq!(world.report().config.state, "trial");
-    // another object, perhaps with another content
+    // another object, perhaps with other content
     let again = world.hub.push("tried", &payload(OTHER, ""));
     check_unknown(&mut world, "made again", OTHER, &format!("UID of downloaded ConfigMap {again:?}"));
     assert_eq!(world.recorded_uid("last-known-good"), good);
@@ -184,7 +186,7 @@ fn config_map_over_checkpoint_size_is_refused_unwritten() {
     let mut large = world.hub.config_map("large").expect("pushed");
     large["metadata"]["annotations"] = json!({"note": "x".repeat(CHECKPOINT_BYTES)});
     let mut small = world.hub.delete_config_map("large").expect("it was pushed");
-    // no server has two contents of one version
+    // a server never has two contents for one version
     small["metadata"]["resourceVersion"] = json!("1000000");
     world.hub.put_config_map("large", &large);
     world.hub.assign(world.hub.pinned("large"));

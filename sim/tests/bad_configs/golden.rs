@@ -1,12 +1,12 @@
 //! The text an operator reads about one case.
 //!
-//! Always holds: UIDs appear by what they are the UID of, so that a text changes only when its meaning does; a line that
-//! repeats an earlier one has that one's label, as in `<reason>`.
+//! Always holds: UIDs are replaced by the names of their objects, so that a text changes only when its
+//! meaning does; a line that repeats an earlier one is replaced by that one's label, as in `<reason>`.
 
 use crate::Seen;
 use std::fmt::Write as _;
 
-/// A line longer than this is not repeated.
+/// A longer line is never repeated.
 const LABEL_BYTES: usize = 16;
 
 #[derive(Default)]
@@ -15,7 +15,7 @@ pub(crate) struct Golden {
     lines: Vec<(String, String)>,
 }
 
-/// UIDs and what to call them.
+/// UIDs and the names for them.
 pub(crate) type Names<'a> = [(&'a str, &'a str)];
 
 impl Golden {

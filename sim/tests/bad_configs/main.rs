@@ -1,13 +1,14 @@
-//! Configurations that must not brick a node: a corpus of invalid payloads, sources and ConfigMaps, each pushed to a node
-//! with a working last-known-good.
+//! Configurations that must not brick a node: a corpus of invalid payloads, sources and ConfigMaps, each
+//! pushed to a node with a working last-known-good.
 //!
-//! Always holds, for each of them and for both forms of a source: the node keeps renewing its Lease, runs a configuration,
-//! comes to rest (no restart loop), reports what is wrong and where, keeps last-known-good and its verdict over a crash and
-//! a power cut, and takes a correct configuration that is pushed afterwards.
+//! Always holds, for each of them and for both forms of a source: the node keeps renewing its Lease, runs a
+//! configuration, stops restarting, reports what is wrong and where, keeps last-known-good and its verdict
+//! over a crash and a power cut, and adopts a correct configuration that is pushed afterwards.
 //!
-//! `corpus/*.txt` hold each case and, below it, the text an operator reads about it, rewritten with `KEDGE_GOLDEN=write`.
+//! `corpus/*.txt` hold each case and, below it, the texts that an operator reads about it, rewritten with
+//! `KEDGE_GOLDEN=write`.
 
-// the texts are those of a release: with fault injection one of the payloads is valid
+// the texts are those of a release build: with fault injection one of the payloads is valid
 #![cfg(not(feature = "fault-injection"))]
 #![allow(clippy::disallowed_methods, reason = "the core opens no file; its tests read their corpus")]
 
@@ -27,14 +28,14 @@ use std::time::Duration;
 const MINUTE: Duration = Duration::from_secs(60);
 /// `maxPods` of the last-known-good.
 const GOOD: u32 = 201;
-/// `maxPods` of the configuration that is pushed last, to mend it all.
+/// `maxPods` of the correct configuration that is pushed last.
 const MENDED: u32 = 202;
-/// Lease renewals in a minute, at the least: one every ten seconds.
+/// Fewest Lease renewals in a minute: one every ten seconds, with a margin.
 const RENEWALS_PER_MINUTE: u64 = 5;
 /// Name of the invalid ConfigMap.
 const BAD: &str = "edge-settings";
 
-/// What an operator sees of a node.
+/// A node's state as an operator sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     status: String,
@@ -57,7 +58,7 @@ trait Operator {
 }
 
 impl Operator for World {
-    /// Nothing left to do; restarted as often as it asked to be, which must end.
+    /// Nothing left to do; restarted as often as it asked for, which must end.
     #[track_caller]
     fn settle(&mut self, what: &str) {
         for _ in 0..4 {
@@ -88,7 +89,7 @@ impl Operator for World {
         }
     }
 
-    /// A while goes by: heartbeats go on, nothing restarts, the same configuration runs.
+    /// Some minutes pass: heartbeats continue, nothing restarts, the same configuration runs.
     #[track_caller]
     fn check_alive(&mut self, what: &str, used: u32) {
         let (renewals, starts) = (self.hub.renewals, self.starts);
@@ -110,7 +111,7 @@ impl Operator for World {
         record["uid"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// A crash, then a cut without a network: the node runs what it ran.
+    /// A crash, then a power cut without a network: the node runs the same configuration as before.
     #[track_caller]
     fn check_survives(&mut self, what: &str, used: u32) {
         let before = (self.bad_configs(), self.recorded_uid("last-known-good"), self.recorded_uid("current"));
@@ -130,7 +131,7 @@ impl Operator for World {
         assert_eq!(after, before, "{what}: what is recorded");
     }
 
-    /// A correct configuration, pushed and assigned by UID, is taken.
+    /// A correct configuration, pushed and assigned by UID, is adopted.
     #[track_caller]
     fn check_mends(&mut self, what: &str) {
         let uid = self.hub.push("mended", &kedge_sim::payload(MENDED, ""));

@@ -1,7 +1,7 @@
-//! Invalid sources, and ConfigMaps that are missing or hold no configuration.
+//! Invalid sources, and ConfigMaps that are missing or contain no configuration.
 //!
-//! Always holds: the node does not restart and writes no more than a note in `current`; the condition is Unknown and says
-//! what is wrong; a correct source is taken afterwards.
+//! Always holds: the node does not restart and writes no more than a note in `current`; the condition is
+//! Unknown and names the problem; a correct source is adopted afterwards.
 //!
 //! A case has the `configSource` and the members of the `configMap`; `$UID` is the UID of that ConfigMap.
 

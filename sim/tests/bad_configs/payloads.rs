@@ -1,6 +1,7 @@
-//! Each invalid payload: read as a layer, then pushed to a node in both forms of a source and to a node that has no other.
+//! Each invalid payload: read as a layer, then pushed to a node in both forms of a source and to a node that
+//! has no other config.
 //!
-//! Always holds: whatever the form, the operator reads the same verdict, and where a field or line is known it is named.
+//! Always holds: in every form the operator reads the same verdict, with the field or line if it is known.
 
 use crate::Operator;
 use crate::corpus::{Case, Corpus, PAYLOADS};
@@ -11,7 +12,7 @@ use kedge_sim::hub::Hub;
 use kedge_sim::{World, payload};
 use serde_json::json;
 
-/// Larger payloads are pushed in one form only: reading a megabyte takes a second in a debug build.
+/// Larger payloads are pushed in one form only: parsing a megabyte takes a second in a debug build.
 const LARGE_BYTES: usize = 64 * 1024;
 
 /// The event of an adoption, before its version.
@@ -25,7 +26,7 @@ enum Form {
     Pinned,
     /// An edit of the ConfigMap that the node follows.
     Edited,
-    /// A new ConfigMap, to a node that only ever ran its local configuration.
+    /// A new ConfigMap, to a node that has only run its local configuration so far.
     First,
 }
 
@@ -49,7 +50,7 @@ fn bad_payload_is_reported_and_bricks_no_node() {
     }
 }
 
-/// Judges and pushes one payload; returns what an operator reads.
+/// Judges and pushes one payload; returns the texts that an operator reads.
 fn read_of(case: &Case) -> String {
     let mut golden = Golden::default();
     let error = match judged(case) {
@@ -97,7 +98,8 @@ fn local(case: &Case) -> LocalLayers {
     LocalLayers { drop_ins: case.drop_in.iter().map(layer).collect(), ..LocalLayers::default() }
 }
 
-/// Pushes the payload in this form and runs the node; returns what an operator sees, with UIDs by name.
+/// Pushes the payload in this form and runs the node; returns the state that an operator sees, with UIDs by
+/// name.
 fn push(case: &Case, form: Form, what: &str) -> Seen {
     let mut world = World::new();
     world.local = local(case);
@@ -107,7 +109,7 @@ fn push(case: &Case, form: Form, what: &str) -> Seen {
     assert_eq!(world.used(), used, "{what}");
     world.take_events();
 
-    // what is not UTF-8 becomes `binaryData`, which is not read
+    // a payload that is not UTF-8 becomes `binaryData`, which agents do not read
     let data = std::str::from_utf8(&case.payload).map_or(json!({}), |text| json!({"kubelet": text}));
     let uid = world.hub.push_data(BAD, data);
     if form != Form::Edited {
@@ -161,7 +163,7 @@ fn mend_in_place(world: &mut World, what: &str) {
     assert_eq!(world.seen(what).status, "True", "{what}");
 }
 
-/// The condition has the documented words, and error and Event the field and place.
+/// The condition has the documented words, and error and Event name the field and place.
 fn check_reports(case: &Case, error: &ConfigError, seen: &[Seen]) {
     let name = &case.name;
     let what = match error.kind {
@@ -170,7 +172,7 @@ fn check_reports(case: &Case, error: &ConfigError, seen: &[Seen]) {
     };
     for seen in seen {
         if std::str::from_utf8(&case.payload).is_err() {
-            // never assigned: what was active stays
+            // it was never assigned, so the active config stays
             assert_eq!(seen.status, "Unknown", "{name}");
             assert!(seen.error.contains("no text under key \"kubelet\""), "{name}: {seen:?}");
             continue;
@@ -188,7 +190,7 @@ fn check_reports(case: &Case, error: &ConfigError, seen: &[Seen]) {
             }
         }
         if !first.field.is_empty() {
-            // the proposal spells one of them otherwise than the object does
+            // in the proposal one of them is spelled differently than in the object
             let (field, message) = (first.field.to_lowercase(), first.message.to_lowercase());
             let field: String = field.chars().take(60).collect();
             assert!(message.contains(&field), "{name}: {field:?} is not in {message:?}");

@@ -1,12 +1,12 @@
-//! Pods beside configurations: one node whose agent is pushed to, rolled back, upgraded and killed while its containers run, fail and
-//! take the board down.
+//! Pods together with configurations: the agent of one node gets configurations, is rolled back, upgraded and
+//! killed while its containers run, fail and take the board down.
 //!
-//! Owns what must hold of both together. Always holds: the same seed gives the same run; every invariant notices a broken promise
-//! (`mutants`). Leaves to others: a pod's life under many more situations (`agent/core/tests/pods_walk.rs`), a configuration's
-//! (`simulation`).
+//! Owns the promises about both together. Always holds: the same seed gives the same run; every invariant
+//! notices a broken promise (`mutants`). Leaves to others: a pod's life under many more situations
+//! (`agent/core/tests/pods_walk.rs`), a configuration's (`simulation`).
 //!
-//! `KEDGE_SIM_SEED=s` runs one seed, `KEDGE_SIM_SEEDS=n` a fortieth of n seeds, at most `KEDGE_SIM_SECONDS` long: a run costs as much as
-//! forty of the simulation of configurations.
+//! `KEDGE_SIM_SEED=s` runs one seed, `KEDGE_SIM_SEEDS=n` a fortieth of n seeds, at most `KEDGE_SIM_SECONDS`
+//! long: a run costs as much as forty of the simulation of configurations.
 
 mod mutants;
 
@@ -25,49 +25,50 @@ use std::time::Duration;
 
 type Check = Result<(), String>;
 
-/// Runs unless somebody asks for more.
+/// Usual number of runs.
 const SEEDS: u64 = 25;
-/// Runs within which each mutant must be noticed.
+/// Runs in which each mutant must be noticed.
 const MUTANT_SEEDS: u64 = 60;
-/// Fewest and most acts of a run before it comes to rest.
+/// Fewest and most acts of a run before faults stop.
 const ACTS: (u64, u64) = (20, 60);
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const IMAGES: [&str; 2] = ["app:1", "app:2"];
-/// Of a container that takes the board down.
+/// Image of a container that takes the board down.
 const DANGEROUS: &str = "dangerous:1";
-/// Short, so that a run has many trials: what follows from one is a rule of the trial, not of its length.
+/// Short, so that a run has many trials: the rules do not depend on a trial's length.
 const TRIAL: &str = "configTrialDuration: 60s";
-/// After that much a trial is over, and a renewal was accepted since.
+/// After this time a trial is over, and a renewal was accepted since.
 const PROVEN: Duration = Duration::from_secs(80);
-/// Time between the end of an agent that is killed and the supervisor's next start.
+/// Time between the end of a killed agent and the supervisor's next start.
 const RESTART_DELAY: Duration = Duration::from_secs(2);
 /// Longer than any back-off of a pod.
 const REST: Duration = Duration::from_secs(900);
-/// Such rests until all must be well.
+/// Most such rests until all must be well.
 const RESTS: u32 = 8;
-/// How long a dangerous workload is endured.
+/// How long a dangerous workload is left running.
 const DANGER: Duration = Duration::from_secs(3600);
-/// Steps without time passing, after which nothing comes to rest any more.
+/// Most steps before the node must have stopped acting, if no time passes.
 const TURNS: u32 = 10_000;
 
 struct Run {
     world: World,
     random: Random,
     mutant: Option<Mutant>,
-    /// Of requests that are taken some answers are lost.
+    /// The server carries out some requests, but their answers are lost.
     loses_answers: bool,
-    /// Requests whose answers are lost, until that is known, and the agent's start that sent them.
+    /// Requests with a lost answer, until the agent knows of the loss, each with the number of the start that
+    /// sent it.
     unanswered: Vec<(u64, RequestKey)>,
-    /// Requests of an agent that was killed: they arrive just before the next agent's first status.
+    /// Requests of a killed agent: they arrive just before the next agent's first status.
     late: Vec<Request>,
     lost: u64,
-    /// UID of each pod that was not deleted.
+    /// UID of each pod that was not deleted yet.
     pods: BTreeMap<&'static str, String>,
-    /// What the server had of each pod, by its UID, after so many changes.
+    /// The server's version of each pod after the last judged change, by UID.
     told: BTreeMap<String, Value>,
     changes: u64,
     pushed: u32,
-    /// How long the dangerous container runs before it strikes, and since when it runs.
+    /// How long the dangerous container runs before it strikes, and since when it has been running.
     strikes_after: Duration,
     dangerous_since: Option<Duration>,
     strikes: u32,
@@ -140,7 +141,7 @@ impl Run {
 
     // ------------------------------------------------------------------------------------------ time
 
-    /// What is asked for is performed, one thing at a time, some of it or all.
+    /// Performs the node's orders, one at a time, some of them or all.
     fn turns(&mut self, some: Option<u64>) -> Check {
         let mut left = some.unwrap_or(TURNS.into());
         while left > 0 {
@@ -162,7 +163,7 @@ impl Run {
         }
     }
 
-    /// One thing is performed, unless the server loses it. Says whether there was one.
+    /// Performs one order, unless the server loses it. Returns whether there was one.
     fn turn(&mut self) -> bool {
         let first = self.world.process.as_ref().and_then(|process| process.requests.first());
         let is_lost = first.is_some_and(|request| match (request, self.mutant) {
@@ -192,7 +193,7 @@ impl Run {
         nodes[0].turn(hub) || self.know_a_loss()
     }
 
-    /// The server takes the oldest request, and its answer is lost: what becomes of that is known later.
+    /// The server carries out the oldest request, and its answer is lost: the agent hears of the loss later.
     fn lose_an_answer(&mut self) -> bool {
         if !self.unanswered.is_empty() && self.random.one_in(4) {
             return self.know_a_loss();
@@ -207,7 +208,7 @@ impl Run {
         true
     }
 
-    /// The next request is a pod's status.
+    /// Whether the next request is a pod's status.
     fn sends_a_status(&self) -> bool {
         let first = self.world.process.as_ref().and_then(|process| process.requests.first());
         first.is_some_and(|request| match request {
@@ -224,7 +225,7 @@ impl Run {
         }
     }
 
-    /// A connection turns out to be broken.
+    /// The agent notices that a connection is broken.
     fn know_a_loss(&mut self) -> bool {
         let Some((start, key)) = self.unanswered.pop() else { return false };
         if start == self.world.starts && !self.world.exited() {
@@ -244,7 +245,7 @@ impl Run {
         }
     }
 
-    /// What the server has of each pod is compared with what it had before the last change.
+    /// Compares the server's version of each pod with the one before the last change.
     fn judge_changes(&mut self) -> Check {
         let changes = self.world.hub.changes();
         if std::mem::replace(&mut self.changes, changes) == changes {
@@ -284,12 +285,12 @@ impl Run {
             let strike = self
                 .dangerous_since
                 .map(|since| (since + self.strikes_after).saturating_sub(self.world.time));
-            // a deadline that has come is a tick, and time goes on
+            // at a deadline the agent gets a tick, and time continues
             let mono = self.world.mono();
             let kill = self.containers().next_kill().map(|at| at.saturating_sub(mono));
             let waits = [due, strike, kill, Some(left)].into_iter().flatten().filter(|wait| !wait.is_zero());
             self.world.advance(waits.min().unwrap_or(left));
-            // nobody looks back, and hours are long
+            // nothing reads it later, and hours make it long
             self.world.seen.clear();
             self.world.handle(Event::Tick);
         }
@@ -359,7 +360,7 @@ impl Run {
         self.say(&format!("delete pod {name}"));
     }
 
-    /// A configuration that works, one that does not parse, or back to the first.
+    /// Pushes a working configuration, an invalid one, or the first one again.
     fn push(&mut self) {
         self.pushed += 1;
         let text = match self.random.below(3) {
@@ -377,7 +378,7 @@ impl Run {
         if self.world.process.is_some() && !self.world.exited() {
             self.say("the agent is killed");
             let process = self.world.process.as_mut().expect("it has not exited");
-            // what it has sent arrives all the same
+            // requests that it has sent arrive all the same
             self.late = std::mem::take(&mut process.requests);
             if self.random.percent(50) {
                 self.let_the_late_arrive();
@@ -387,7 +388,7 @@ impl Run {
         }
     }
 
-    /// It is stopped, and another version starts.
+    /// The agent is stopped, and another version starts.
     fn upgrade(&mut self) -> Check {
         if self.world.exited() {
             return Ok(());
@@ -399,7 +400,7 @@ impl Run {
             return Err("no rest: an agent that is asked to stop does not".into());
         }
         if self.world.process.is_none() {
-            // it was killed first
+            // the agent was killed first
             return Ok(());
         }
         self.world.exit();
@@ -412,7 +413,7 @@ impl Run {
         self.say("the power is cut");
         self.dangerous_since = None;
         let lie = matches!(self.mutant, Some(Mutant::Lie(Lie::EndIsUnseen)));
-        // a boot makes everything anew, an end that nobody saw included
+        // a boot starts every container again, including one whose end nobody saw
         if !lie {
             self.world.power_cut_with(Loss::Everything);
         }
@@ -428,7 +429,7 @@ impl Run {
         let exit = Exit { code, signal, oom_killed, started: None, finished: None, message: String::new() };
         let seen = self.containers().end_one(&exit);
         self.say("a container ends");
-        // an agent that does not run reads it at its start
+        // an agent that is not running will read it at its start
         if let Some(seen) = seen.filter(|_| !self.world.exited()) {
             self.world.handle(Event::Pods(Box::new(seen)));
         }
@@ -444,7 +445,8 @@ impl Run {
         }
     }
 
-    // ------------------------------------------------------------------------------------------ a dangerous workload
+    // ------------------------------------------------------------------------------------------ a dangerous
+    // workload
 
     /// A proven configuration and a container that takes the board or the agent down, again and again.
     fn endure(&mut self) -> Check {
@@ -456,11 +458,13 @@ impl Run {
         Ok(())
     }
 
-    /// The container has run for long enough: the board is reset, its kernel panics, or the agent has no memory left.
+    /// The container has run for long enough: the board is reset, its kernel panics, or the agent runs out of
+    /// memory.
     fn strike(&mut self) {
         let is_running = self.containers().running_images().contains(DANGEROUS);
         let since = self.dangerous_since.get_or_insert(self.world.time);
         let is_due = self.world.time >= *since + self.strikes_after;
+        // a container that was stopped meanwhile begins its time again
         if !is_running {
             self.dangerous_since = None;
             return;
@@ -490,6 +494,7 @@ impl Run {
                 };
                 self.containers().end_one(&exit);
             }
+            // only kinds 1 and 2 leave evidence: to the agent the third is a plain power cut
             kind => {
                 self.world.power_cut();
                 match kind {
@@ -504,10 +509,11 @@ impl Run {
         }
     }
 
-    /// Architecture, "Proven configs": what a workload does to the board or the agent is no verdict on it.
+    /// Architecture, "Proven configs": the effect of a workload on the board or the agent never leads to a
+    /// verdict on the config.
     fn invariant_a_workload_condemns_no_proven_config(&self) -> Check {
         if self.pushed > 0 {
-            // others were proven since, and it may be on trial again
+            // other configs were proven since, and it may be on trial again
             return Ok(());
         }
         let bad = self.world.bad_configs();
@@ -586,7 +592,7 @@ impl Run {
         Ok(())
     }
 
-    /// A boot with no server to ask: what it last asked for runs.
+    /// A boot without a server: the last desired pods run.
     fn boot_alone(&mut self) -> Check {
         self.say("== a boot alone");
         self.world.link = false;
@@ -610,7 +616,7 @@ impl Run {
     }
 }
 
-/// Nothing that was said of a pod is taken back: how often it was restarted, that it is over, which generation it was of.
+/// A status never goes back: number of restarts, a final phase, the observed generation.
 fn invariant_status_never_goes_back(uid: &str, before: &Value, after: &Value) -> Check {
     let (old, new) = (&before["status"], &after["status"]);
     let is_over = matches!(old["phase"].as_str(), Some("Failed" | "Succeeded"));
@@ -630,15 +636,15 @@ fn invariant_status_never_goes_back(uid: &str, before: &Value, after: &Value) ->
     }
 }
 
-/// Since when a pod is there never changes once it is said, and since when a condition is as it is, only with its status, to a later
-/// time: no clock of this world goes back.
+/// A pod's start time never changes once reported, and a condition's transition time changes only with its
+/// status, to a later time: no clock of this world goes back.
 fn invariant_no_time_of_a_status_moves(uid: &str, before: &Value, after: &Value) -> Check {
     let (old, new) = (&before["status"], &after["status"]);
     let has_start_moved = old["startTime"].is_string() && new["startTime"] != old["startTime"];
     let now = |kind: &Value| {
         new["conditions"].as_array().into_iter().flatten().find(|condition| condition["type"] == *kind)
     };
-    // all of them are of one form
+    // all times have one form
     let time = |condition: &Value| condition["lastTransitionTime"].as_str().unwrap_or_default().to_owned();
     let has_moved = |condition: &&Value| {
         now(&condition["type"]).is_some_and(|now| match now["status"] == condition["status"] {
@@ -653,7 +659,7 @@ fn invariant_no_time_of_a_status_moves(uid: &str, before: &Value, after: &Value)
     }
 }
 
-/// What one run came to: why it failed, and its trace.
+/// The result of one run: the reason of its failure, and its trace.
 fn simulate(seed: u64, mutant: Option<Mutant>) -> (Option<String>, Run) {
     let mut run = Run::new(seed, mutant);
     let outcome = catch_unwind(AssertUnwindSafe(|| run.run()));
@@ -709,7 +715,7 @@ fn pods_and_configurations_keep_every_invariant() {
          {cut} pulls cut, {resumed} resumed; {lost} answers lost"
     );
     let is_met = killed > 0 && cut > 0 && resumed > 0 && lost > 0;
-    // fewer runs may miss some of it, and say so of a tree in which nothing is wrong
+    // fewer runs may miss some of it by chance, without anything being wrong
     let is_enough = only.is_none() && limit.is_none() && seeds >= SEEDS;
     assert!(!is_enough || is_met, "no container was killed, no pull was cut and resumed, or no answer lost");
     assert!(!is_enough || started > 0 && adopted > 0, "nothing ran that an agent could adopt");

@@ -5,22 +5,22 @@ use kedge_sim::containers::Lie;
 /// One broken promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mutant {
-    /// The runtime, the images or the desired set are not what they say.
+    /// The runtime, the images or the desired set give false reports.
     Lie(Lie),
-    /// The server says that it deleted a pod, and did not.
+    /// The server reports a pod as deleted, but keeps it.
     DeletionIsLost,
-    /// The server says that it has a pod's status, and has not.
+    /// The server accepts a pod's status, but does not store it.
     StatusIsLost,
-    /// Restarts are counted that never were.
+    /// More restarts are counted than there were.
     RestartsAreMore,
-    /// The server changes a pod's status whichever version of it was meant.
+    /// The server changes a pod's status whichever version the request names.
     VersionIsIgnored,
-    /// A reset of the board takes the proof of the configuration with it.
+    /// A reset of the board removes the proof of the configuration.
     ProofIsLost,
 }
 
 impl Mutant {
-    /// Each, and the invariant that notices it.
+    /// Each mutant, and the invariant that notices it.
     pub(crate) const ALL: [(Self, &str); 15] = [
         (Self::Lie(Lie::EndsWithTheAgent), "invariant_no_end_of_the_agent_ends_a_container"),
         (Self::Lie(Lie::StopIsIgnored), "invariant_no_pod_runs_twice"),

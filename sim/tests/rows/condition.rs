@@ -1,5 +1,5 @@
-//! How the configuration is reported: the times of `ConfigOK`, `status.config`, and the Events. The words of the condition:
-//! `condition.txt` and the file of each rule.
+//! How the configuration is reported: the times of `ConfigOK`, `status.config`, and the Events. The words of
+//! the condition: `condition.txt` and the file of each rule.
 
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL_AND_A_RENEWAL, payload};
 use kedge_core::{Action, Event, Request};
@@ -138,7 +138,7 @@ fn adoption_promotion_and_roll_back_are_events() {
 
 const HELD_UP: &str = "the runtime does not answer: it is at this: stop container web";
 
-/// The next configuration is assigned, and the exit for it cannot be made.
+/// The next configuration is assigned, but the exit for it is held up.
 fn held_up() -> (World, String, String) {
     let (mut world, uid) = World::known_good();
     let next = world.assign("b", &payload(B, ""));
@@ -149,7 +149,7 @@ fn held_up() -> (World, String, String) {
     (world, uid, next)
 }
 
-/// A thread that waits for a dead disk holds up the end of the whole process, and its heartbeat with it.
+/// A thread that waits for a dead disk delays the end of the whole process.
 #[test]
 fn end_that_is_held_up_is_reported_until_it_can_be_made() {
     let (mut world, uid, next) = held_up();
@@ -158,7 +158,7 @@ fn end_that_is_held_up_is_reported_until_it_can_be_made() {
     assert!(!world.exited() && world.hub.renewals > renewed + 100, "the heartbeat goes on");
     let expect = format!("failed to sync, reason: restarting to use what is assigned waits: {HELD_UP}");
     assert_eq!(world.config_ok(), ["Unknown", &format!("using current (UID: {uid})"), &expect]);
-    // it can wait for something else, and what is asked for meanwhile is for the next run
+    // the reason may change, and an assignment meanwhile is left to the next run
     world.handle(Event::EndHeldUp(Some("thread \"measure\" waits".into())));
     world.assign("a", &payload(A, ""));
     world.run_for(MINUTE);
@@ -180,7 +180,7 @@ fn stop_is_not_held_up() {
     assert_eq!(world.config_ok()[1], format!("using current (UID: {next})"));
 }
 
-/// The condition says nothing that the event does not, unless more than the verdict is wrong.
+/// The condition adds nothing to the event, unless something besides the verdict is wrong.
 #[test]
 fn roll_back_is_logged_once() {
     let (mut world, _) = World::known_good();
@@ -188,7 +188,7 @@ fn roll_back_is_logged_once() {
     world.adopt("b", "maxPods: [");
     let said = |world: &World| world.log.iter().filter(|line| line.contains("failed to parse")).count();
     assert_eq!((said(&world), world.config_ok()[0].as_str()), (1, "False"), "{:#?}", world.log);
-    // a later start finds the verdict, and says so once
+    // a later start finds the verdict, and logs it once
     world.log.clear();
     world.stop();
     world.start();
@@ -228,7 +228,7 @@ fn refused_status_is_sent_until_it_is_accepted() {
     );
 }
 
-/// A Node that takes back its config during the first trial on it: nothing was promoted, so no record of that changes.
+/// A Node withdraws its config during its first trial: nothing was promoted, so no record of that changes.
 #[test]
 fn config_taken_back_in_its_trial_is_an_event() {
     let (mut world, _) = World::in_trial("a", &payload(A, ""));
@@ -248,7 +248,7 @@ fn config_taken_back_in_its_trial_is_an_event() {
     assert_eq!(changed(&mut world), 0, "it runs on");
 }
 
-/// Status, reason and message of the condition that says whether pods are held.
+/// Status, reason and message of the condition that shows whether pods are held.
 fn pods_held(world: &World) -> Option<[String; 3]> {
     let there = world.hub.condition("PodsHeld")?;
     Some(["status", "reason", "message"].map(|word| there[word].as_str().unwrap_or_default().to_owned()))
@@ -270,7 +270,7 @@ fn hold_is_a_condition_and_its_rest_is_reported() {
     assert_eq!(pods_held(&world), Some(["True", "AgentCrashLoop", message].map(str::to_owned)));
     let rest = world.report().config.pods_held_seconds.expect("they are held");
     assert!((530..=540).contains(&rest), "{rest}");
-    // it goes on with whatever config starts next, and in a trial until that is promoted
+    // the hold continues under whatever config starts next, and in a trial until that config is promoted
     world.adopt("a", &payload(A, "configTrialDuration: 20m"));
     world.run_for(SECOND * 60);
     let [status, _, message] = pods_held(&world).expect("they are held");

@@ -1,4 +1,4 @@
-//! `kedge config forgive` and `reset` as the core answers them: taken, refused, or made to wait.
+//! Core's answers to `kedge config forgive` and `reset`: accepted, refused, or delayed.
 
 use crate::{A, MINUTE, payload};
 use kedge_core::{Core, Event, Forgiveness};
@@ -70,7 +70,7 @@ fn reset_is_refused_while_the_node_asks_for_a_config() {
         world.process.as_ref().expect("it runs").node.reset_refusal()
     }
     assert_eq!(refusal(&world).as_deref(), Some(ASKED));
-    // not known yet
+    // the config is not known yet
     world.stop();
     world.link = false;
     world.start();
@@ -79,7 +79,7 @@ fn reset_is_refused_while_the_node_asks_for_a_config() {
     world.handle(Event::Reset);
     world.turn();
     assert_eq!(refusal(&world), None, "a second request is not refused");
-    // a Node made anew asks for nothing
+    // a recreated Node has no source
     let (mut world, _) = World::known_good();
     world.hub.delete_node();
     world.hub.create_node(NODE);
@@ -87,14 +87,14 @@ fn reset_is_refused_while_the_node_asks_for_a_config() {
     assert_eq!((world.state(), refusal(&world)), ("known-good", None));
 }
 
-/// A verdict that the disk does not take stays when another UID is forgiven.
+/// A verdict that the disk refuses is kept when another UID is forgiven.
 #[test]
 fn forgiving_another_uid_keeps_an_unrecorded_verdict() {
     let (mut world, _) = World::in_trial("a", &payload(A, "crashLoopThreshold: 0"));
     let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
     world.disk.put("0.1.0/bad-configs.json", json!({"other": entry}).to_string().as_bytes());
     world.crash();
-    // the start, then the verdict
+    // the first write is the start's, the second the verdict
     world.disk.fault = WriteFault::Once(1);
     world.start();
     assert!(world.report().config.condition.reason.contains("crash loop"), "{:#?}", world.report().config);
@@ -142,7 +142,7 @@ fn dynamic_off_refuses_requests_and_ignores_file_edits() {
     world.disk.take_written();
     world.dynamic = false;
     world.start();
-    // to an agent that never read the list any content looks like an edit
+    // to an agent that never read the list, any content looks like an edit
     world.handle(Event::BadConfigsRead(world.read_bad_configs()));
     let node = &world.process.as_ref().expect("it runs").node;
     assert_eq!(node.forgiveness(&uid), Forgiveness::SwitchedOff);
@@ -159,7 +159,8 @@ fn dynamic_off_refuses_requests_and_ignores_file_edits() {
     assert!(world.bad_configs().get(&uid).is_some());
 }
 
-/// The annotation of an administrator is obeyed once, however long it stays; withdrawn, it can be made again.
+/// An administrator's annotation is obeyed once, however long it stays; after it was withdrawn, the same one
+/// counts again.
 #[test]
 fn request_on_the_node_forgives_once() {
     let (mut world, _) = World::known_good();
@@ -192,7 +193,7 @@ fn request_on_the_node_forgives_once() {
     assert!(asks(&mut world, &uid));
 }
 
-/// A node whose config `b` crashed once too often, after its Node had been asked to forgive it.
+/// A node with a config `b` that crashed once too often, after its Node got the request to forgive it.
 fn condemned() -> (World, String) {
     let (mut world, _) = World::known_good();
     let uid = world.adopt("b", &payload(A + 1, "crashLoopThreshold: 0"));
@@ -217,7 +218,7 @@ fn edit_list(world: &mut World, edit: impl FnOnce(&mut Value)) {
     world.turn();
 }
 
-/// It is noted when it is read: what goes on standing there is not about the verdicts that come later.
+/// The request is recorded when it is read: an annotation that stays does not apply to later verdicts.
 #[test]
 fn standing_request_lifts_no_later_verdict() {
     let (mut world, uid) = condemned();
@@ -230,8 +231,8 @@ fn standing_request_lifts_no_later_verdict() {
     assert_eq!((world.used(), world.state()), (A + 1, "trial"));
 }
 
-/// A new version begins a list of its own, and its first verdict may come before it reads the Node: what stands there was obeyed
-/// under the version before, or is as old.
+/// A new version starts its own list, and its first verdict may come before it reads the Node: an annotation
+/// that is still there was obeyed under the version before, or is as old.
 #[test]
 fn standing_request_lifts_no_first_verdict_of_an_upgrade() {
     let (mut world, _) = World::known_good();
@@ -249,7 +250,8 @@ fn standing_request_lifts_no_first_verdict_of_an_upgrade() {
     assert!(world.exited(), "another request");
 }
 
-/// Whoever edits the list may leave the note out: the agent knows what it obeyed, and notes it again.
+/// An edited list may lack the note: the agent still knows which request it has obeyed, and writes the note
+/// again.
 #[test]
 fn list_without_the_note_rearms_no_request() {
     let (mut world, uid) = condemned();
@@ -263,14 +265,14 @@ fn list_without_the_note_rearms_no_request() {
     world.check_written(&["bad-configs"]);
     assert_eq!(world.bad_configs()["forgiven"]["reason"], json!(uid));
     assert!(world.bad_configs()[&uid].is_object());
-    // nor does a withdrawal that follows count as a request
+    // nor does its withdrawal count as a request
     ask(&mut world, "");
     assert!(!world.exited() && world.bad_configs().get("forgiven").is_none());
     ask(&mut world, &uid);
     assert!(world.exited());
 }
 
-/// The verdict is shown before the disk takes it: a request that comes between the two is about that.
+/// The verdict is shown before it is written: a request that arrives in between is about that verdict.
 #[test]
 fn request_waits_for_the_verdict_to_be_recorded() {
     let (mut world, _) = World::known_good();
@@ -287,7 +289,7 @@ fn request_waits_for_the_verdict_to_be_recorded() {
     assert_eq!((world.used(), world.state()), (A + 1, "trial"));
 }
 
-/// Whether it was obeyed already was in the list that is lost.
+/// The lost list contained whether the request was obeyed already.
 #[test]
 fn standing_request_does_not_lift_a_doubt() {
     let (mut world, _) = World::known_good();
@@ -304,7 +306,7 @@ fn standing_request_does_not_lift_a_doubt() {
     assert_eq!((world.used(), world.state()), (A + 1, "trial"));
 }
 
-/// No copy of it can be kept, so nothing takes its place but what a person asks for.
+/// No copy of it can be kept, so it is replaced only when a person asks for that.
 #[test]
 fn list_that_stays_unreadable_can_be_forgiven_from_afar() {
     let (mut world, _) = World::known_good();
@@ -323,14 +325,15 @@ fn list_that_stays_unreadable_can_be_forgiven_from_afar() {
     assert_eq!((world.used(), world.state()), (A + 1, "trial"));
 }
 
-/// What led to a verdict goes when that is recorded, however late, or its removal by hand would last until the next start only.
+/// Once a verdict is recorded, however late, the counts that led to it are removed: otherwise removing it by
+/// hand would help only until the next start.
 #[test]
 fn late_verdict_that_is_taken_out_by_hand_is_gone() {
     for at_the_stop in [false, true] {
         let (mut world, _) = World::known_good();
         let uid = world.adopt("b", &payload(A + 1, "crashLoopThreshold: 0"));
         world.crash();
-        // the start is written, the verdict is not
+        // the start is written, but the verdict is not
         world.disk.fault = WriteFault::Once(1);
         world.start();
         assert!(world.entry("b").is_null(), "not recorded");
@@ -368,7 +371,8 @@ fn forgiven_last_known_good_replaces_local() {
     assert!(!world.exited());
 }
 
-/// The list says that an earlier one was lost: only what was assigned then is doubted, until somebody says otherwise.
+/// The list notes that an earlier one was lost: only the config assigned at that time is doubted, until
+/// somebody forgives it.
 #[test]
 fn doubted_config_runs_when_it_is_forgiven() {
     for by_hand in [None, Some(&b"{}"[..]), Some(b"")] {
@@ -399,7 +403,7 @@ fn doubted_config_runs_when_it_is_forgiven() {
         world.restart();
         assert_eq!((world.used(), world.state()), (A + 1, "trial"), "{by_hand:?}");
     }
-    // and what is assigned next is not doubted, nor is the one before it any more
+    // the next assigned config is not doubted, nor is the previous one any more
     let (mut world, _) = World::known_good();
     world.adopt("b", &payload(A + 1, ""));
     world.stop();

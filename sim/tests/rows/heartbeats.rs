@@ -24,7 +24,7 @@ fn requests(world: &World) -> Vec<&Request> {
     world.seen.iter().filter_map(request).collect()
 }
 
-/// A node that has run for a while, with an empty record of what it did.
+/// A node that has run for a while, with `seen` emptied.
 fn settled() -> World {
     let (mut world, _) = World::known_good();
     world.run_for(TRIAL_AND_A_RENEWAL);
@@ -257,7 +257,7 @@ const TWENTY_YEARS_MICROS: i64 = 20 * 365 * 24 * 3600 * 1_000_000;
 #[test]
 fn wall_clock_jump_of_twenty_years_changes_no_timing() {
     for step in [TWENTY_YEARS_MICROS, -TWENTY_YEARS_MICROS] {
-        // in trial, with a crash before, so that every clock matters
+        // in a trial, after a crash, so that every clock matters
         let (mut world, _) = World::in_trial("a", &payload(A, ""));
         world.crash_and_start();
         let (mut stepped, _) = World::in_trial("a", &payload(A, ""));
@@ -297,12 +297,12 @@ fn ten_minute_outage_ends_within_one_period() {
     assert!(world.hub.renewals > before, "renewed within one period");
     assert_eq!(world.starts, starts);
     world.check_written(&[]);
-    // logged when it began and when it was over, not every few seconds
+    // logged at its beginning and its end, not every few seconds
     let about = world.log.iter().filter(|line| line.contains("lease")).count();
     assert!(about <= 2, "{:?}", world.log);
 }
 
-/// When the first node next does what is looked for.
+/// When the first node next does something for which `is_it` holds.
 fn next_time(world: &mut World, is_it: impl Fn(&Seen) -> bool) -> Duration {
     world.seen.clear();
     for _ in 0..10_000 {
@@ -315,7 +315,7 @@ fn next_time(world: &mut World, is_it: impl Fn(&Seen) -> bool) -> Duration {
     panic!("never done")
 }
 
-/// The time between the first and the second, over boards of different seeds.
+/// The time between the first and the second such act, over boards with different seeds.
 fn intervals(prepare: impl Fn(&mut World), is_it: impl Fn(&Seen) -> bool) -> BTreeSet<Duration> {
     let intervals = (1..=20_u64).map(|seed| {
         let mut world = World::new();
@@ -368,7 +368,8 @@ fn check_patience(asked: Duration, given: Duration) {
     assert_eq!(renewals(&world).len(), 1);
 }
 
-/// A settled node of which nothing was ever asked: whatever an API server says about sources changes nothing.
+/// A settled node without any assignment so far: nothing that an API server sends about sources may change
+/// anything.
 fn local() -> World {
     let mut world = World::new();
     world.start();
@@ -391,7 +392,7 @@ fn late_answer_of_the_previous_server_is_ignored() {
     let mut world = local();
     world.change_server();
     assert_eq!(requests(&world), [&Request::Version]);
-    // replaced before it has answered
+    // the server is replaced before it has answered
     world.hub.flavour = Flavour::Kubernetes;
     world.change_server();
     assert_eq!(requests(&world), [&Request::Version], "one request of a kind at a time");
@@ -405,7 +406,7 @@ fn late_answer_of_the_previous_server_is_ignored() {
 #[test]
 fn status_wiped_by_others_is_sent_again() {
     let mut world = settled();
-    // somebody else wipes what we reported
+    // somebody else removes the node's report
     world.hub.edit_node(|node| node["status"] = json!({}));
     world.turn();
     assert_eq!(world.hub.condition("Ready").expect("sent again")["status"], "True");
@@ -445,7 +446,7 @@ fn node_recreated_unseen_gets_the_mirror_too() {
     assert!(node.pointer("/metadata/annotations/kedge.dev~1config-status").is_some());
 }
 
-/// The hub was wiped, and the watch of the Node, which goes on from its old version, gets no event.
+/// The hub was wiped, and the watch of the Node, which continues from its old version, gets no event.
 fn wiped_unheard() -> World {
     let mut world = settled();
     world.hub.delete_node();
@@ -496,7 +497,7 @@ fn repeated_404_lists_the_node_every_five_minutes() {
     assert_eq!(searches(&world), 1);
     world.handle(Event::Answered(RequestKey::PatchStatus, not_found.clone()));
     assert_eq!(searches(&world), 2, "five minutes later");
-    // a Node that the watch reported as deleted is not listed
+    // if the watch reported the Node as deleted, no list is needed
     let mut world = settled();
     world.handle(node_event(&Value::Null));
     world.seen.clear();

@@ -1,7 +1,7 @@
-//! The decision rules of RULES.md where text would not do (see `scenarios`): one property over many inputs, counts
-//! over hours, the bodies of requests, and what the core answers when it is asked directly.
+//! Tests of the decision rules in RULES.md for which text would not do (see `scenarios`): one property over
+//! many inputs, counts over hours, the bodies of requests, and core's answers to direct questions.
 //!
-//! Always holds: the core is driven by events and observed by its actions; nothing here looks inside.
+//! Always holds: the core is driven by events and observed by its actions; the tests never look inside.
 
 mod condition;
 mod forgive;
@@ -24,7 +24,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A payload whose crash loop threshold and trial are small.
+/// A payload with a small crash loop threshold and a short trial.
 fn short(max_pods: u32, trial: &str, threshold: u8) -> String {
     payload(max_pods, &format!("configTrialDuration: {trial}\ncrashLoopThreshold: {threshold}"))
 }

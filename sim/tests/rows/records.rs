@@ -1,4 +1,5 @@
-//! Damage of several records at once, and the bound of the list of bad configs. Single records: `lost-records.txt`.
+//! Damage of several records at once, and the bound of the list of bad configs. Single records:
+//! `lost-records.txt`.
 
 use crate::{A, B, HOUR, MINUTE, TRIAL, payload};
 use kedge_core::config::records::BAD_UIDS;
@@ -12,7 +13,7 @@ const DAMAGE: [(&str, &[u8]); 4] = [
     ("list", b"[]"),
 ];
 
-/// A node in the trial of `b`, whose last-known-good is `a`; stopped.
+/// A stopped node in the trial of `b`, with `a` as last-known-good.
 fn stopped() -> (World, String, String) {
     let (mut world, good) = World::known_good();
     let uid = world.adopt("b", &payload(B, ""));
@@ -61,7 +62,7 @@ fn damage_of_every_file_at_once_is_repaired() {
                 world.restart();
             }
         }
-        // read again from the API server
+        // downloaded again from the API server
         assert_eq!((world.used(), world.state()), (B, "trial"), "{what}");
         world.check_config_ok("True", &format!("using current (UID: {uid})"), "all checks passed");
     }
@@ -72,7 +73,7 @@ fn oldest_verdict_is_dropped_unless_in_use() {
     let (mut world, good) = World::known_good();
     let entry = |second: usize| {
         let time = format!("2026-01-01T00:00:{second:02}Z");
-        // about another content of that object: what runs is not banned
+        // a verdict about another content of that object: the running config is not banned
         let verdict = json!({"time": time, "reason": "tried", "kind": "validate"});
         json!({"time": time, "reason": "tried", "contents": {"0".repeat(64): verdict}})
     };

@@ -1,7 +1,7 @@
-//! Requests to the API server besides renewals: when they are sent, with which body, what is repeated after which failure,
-//! what is logged, and which answers are contact.
+//! Requests to the API server besides renewals: their time and body, repetition after failures, log lines,
+//! and the answers that count as contact.
 //!
-//! Always holds, for the world asserts it: one request of a kind at a time.
+//! Always holds, because the world asserts it: one request of a kind at a time.
 
 use crate::{A, HOUR, MINUTE, SECOND, TRIAL_AND_A_RENEWAL, payload};
 use kedge_api::{CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION, SLOT};
@@ -19,7 +19,7 @@ fn asked(world: &World, kind: RequestKey) -> usize {
     world.seen.iter().filter(is_one).count()
 }
 
-/// Everything is performed, until a request of this kind is the next to be answered.
+/// Performs everything, until a request of this kind is the next to be answered.
 #[track_caller]
 fn run_up_to(world: &mut World, kind: RequestKey) {
     for _ in 0..100 {
@@ -48,7 +48,7 @@ fn running(fields: &str) -> World {
     world
 }
 
-/// The longest periods there are: what is under test wakes the agent more often.
+/// The longest possible periods, so that only the tested mechanism wakes the agent more often.
 const RARELY_WOKEN: &str =
     "nodeStatusUpdateFrequency: 5m\nnodeStatusReportFrequency: 5m\nnodeLeaseDurationSeconds: 160";
 
@@ -69,7 +69,7 @@ fn failed_request_backs_off_and_is_logged_once() {
 #[test]
 fn refused_report_is_retried_after_a_second() {
     let mut world = running(RARELY_WOKEN);
-    // neither a renewal nor a look at the host is answered, so that only the report is left to wake it
+    // with neither renewals nor host facts answered, only the report is left to wake it
     while asked(&world, RequestKey::PatchStatus) == 0 {
         world.advance(world.deadline().expect("a report is due") - world.mono());
         world.handle(Event::Tick);
@@ -131,7 +131,7 @@ fn rejected_event_is_dropped_any_other_posted_later() {
     }
 }
 
-/// A node with verdicts on twenty UIDs; forgiving one is an event.
+/// A node with verdicts on twenty UIDs; each forgiven one is an event.
 fn with_much_to_forgive() -> World {
     let mut world = World::new();
     let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
@@ -140,7 +140,7 @@ fn with_much_to_forgive() -> World {
     world
 }
 
-/// Forgives them; performs nothing but the writes.
+/// Forgives them; performs only the writes.
 fn forgive(world: &mut World, uids: impl IntoIterator<Item = u32>) {
     for number in uids {
         world.handle(Event::Forgive(format!("uid-{number}")));
@@ -148,7 +148,7 @@ fn forgive(world: &mut World, uids: impl IntoIterator<Item = u32>) {
     }
 }
 
-/// Which of the twenty the Events posted are about.
+/// Which of the twenty the posted Events are about.
 fn told(world: &World) -> Vec<u32> {
     let number = |event: &Value| {
         let message = event["message"].as_str().expect("a text");
@@ -185,7 +185,7 @@ fn event_in_flight_stays_when_the_queue_is_full() {
     assert_eq!(told(&world), [vec![1], (6..=20).collect()].concat());
 }
 
-/// The Node that is created for an unregistered node.
+/// The Node that an unregistered node creates.
 #[track_caller]
 fn registered(fields: &str) -> Value {
     let mut world = World::new();
@@ -357,7 +357,7 @@ fn slot_is_a_label_and_an_annotation() {
         restarted(&mut world, Some("b"));
         assert_eq!(shown(&world), ["b", "b"]);
         assert_eq!(asked(&world, RequestKey::PatchLabels), 4, "the same after an update");
-        // an operator may select by other words, and cannot change what is so
+        // an operator may select by other words, but cannot change the annotation
         world.labels.insert(SLOT.into(), "canary".into());
         restarted(&mut world, Some("b"));
         assert_eq!(shown(&world), [json!("canary"), json!("b")]);
@@ -374,14 +374,14 @@ fn refused_label_holds_back_neither_mirror_nor_log() {
     world.start();
     world.run_for(HOUR);
     assert_eq!(mirrored(&world), Some(json!({})));
-    // once, then every 5 minutes, stretched by up to a quarter
+    // once, then every 5 minutes, randomly delayed by up to a quarter
     let tries = asked(&world, RequestKey::PatchLabels);
     assert!((10..=13).contains(&tries), "{tries}");
     let said: Vec<&String> = world.log.iter().filter(|line| line.contains("labels")).collect();
     let expect = "W patching the labels of Node edge-1: the API server answered 403: nodes \"edge-1\" is forbidden: is not \
                   allowed to modify labels: kubernetes.io/foo; trying again in 5 minutes";
     assert_eq!(said, [expect]);
-    // an administrator may set it
+    // an administrator may set such a label
     world.hub.edit_node(|node| node["metadata"]["labels"]["kubernetes.io/foo"] = json!("x"));
     world.run_for(10 * MINUTE);
     let node = world.hub.node().expect("there");
@@ -410,7 +410,8 @@ fn refused_mirror_is_repeated_rarely_unless_it_changes() {
     assert_eq!(mirrored(&world), Some(json!({})), "somebody may give it the right");
 }
 
-/// A server that does not let the node report or register is asked again each five minutes, and at once when there is other news.
+/// If a server refuses a node's report or registration, the node tries again every five minutes, and at once
+/// when it has something new to report.
 #[test]
 fn refused_status_is_repeated_rarely_unless_it_changes() {
     for status in [400, 403, 422] {
@@ -507,7 +508,8 @@ fn mirror_follows_every_change() {
     }
 }
 
-/// The two things that report a status elsewhere than on our hub: how often the condition and the mirrored status have changed.
+/// Both places of a status on servers other than our hub: how often the condition and the mirrored status
+/// have changed.
 #[derive(Default)]
 struct Changes {
     shown: (Option<Value>, Option<Value>),
@@ -528,7 +530,7 @@ impl Changes {
 
 #[test]
 fn mirror_is_never_older_than_the_condition() {
-    // how many requests are answered before the watch shows a change
+    // number of requests that are answered before the watch shows a change
     for pace in 0..4 {
         let mut world = World::with(Flavour::Kubernetes);
         world.start();
@@ -577,7 +579,7 @@ fn status_that_waits_leaves_behind_a_newer_mirror() {
     world.hub.assign(json!({"neither": "form"}));
     world.do_watch_node();
     let_status_wait(&mut world);
-    // the condition follows what is on disk
+    // the condition reflects the records on disk
     while world.do_step() {}
     world.advance(MINUTE);
     world.handle(Event::Tick);
@@ -585,7 +587,7 @@ fn status_that_waits_leaves_behind_a_newer_mirror() {
         Seen::Asked(Action::Request(request)) => Some(request.key()),
         _ => None,
     });
-    // until there is an answer, one asks for all
+    // until there is an answer, one request is sent for all
     assert_eq!(keys.collect::<Vec<RequestKey>>(), [RequestKey::PatchNode]);
 }
 
@@ -624,7 +626,7 @@ fn lost_node_is_ready_again_whatever_was_on_its_way() {
             }
             world.do_request(None);
             check_is_ready(&mut world);
-            // and read whole while one is that was composed before
+            // and read in full while a status is on its way that was composed before
             world.hub.mark_unknown();
             world.do_watch_node();
             world.handle(Event::DiskStalled(false));
@@ -646,7 +648,7 @@ fn own_changes_elsewhere_lead_to_no_list() {
     }
     assert!(asked(&world, RequestKey::PatchStatus) > 40);
     assert_eq!(node_rounds(&world), 0, "it knows what it changed");
-    // what somebody else changes is read, once
+    // a change by somebody else is read, once
     world.hub.edit_node(|node| node["metadata"]["labels"]["site"] = json!("north"));
     world.run_for(HOUR);
     assert_eq!(node_rounds(&world), 1);
@@ -665,7 +667,7 @@ fn node_that_is_stamped_each_second_is_read_rarely() {
 
 #[test]
 fn record_of_managers_is_dropped_from_a_lease_elsewhere() {
-    // with the patch that finds it missing, and again once it was created
+    // once with the patch that finds it missing, and again after it was created
     for (flavour, expect) in [(Flavour::Kedge, 0), (Flavour::Kubernetes, 2)] {
         let mut world = World::with(flavour);
         world.start();

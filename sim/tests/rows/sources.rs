@@ -1,5 +1,5 @@
-//! Sources (RULES.md) on an API server that is not a hub, and which ConfigMaps are listed and downloaded. What else a
-//! running agent does about a source: `source.txt`.
+//! Sources (RULES.md) on an API server that is not a hub, and which ConfigMaps are listed and downloaded.
+//! Other reactions of a running agent to a source: `source.txt`.
 
 use crate::{A, B, DEFAULT, HOUR, MINUTE, TRIAL_AND_A_RENEWAL, payload};
 use kedge_api::{CONFIG_SOURCE_ANNOTATION, CONFIG_STATUS_ANNOTATION};
@@ -26,7 +26,7 @@ fn kubernetes_annotations_are_source_and_mirror() {
     for part in ["assigned", "active", "lastKnownGood"] {
         assert_eq!(status[part]["configMap"]["uid"], json!(uid), "{part}");
     }
-    // a field that the server drops is not sent to it again and again
+    // a field that the server drops is not sent again and again
     assert!(world.hub.status_patches.iter().all(|patch| patch["status"].get("config").is_none()));
     world.hub.status_patches.clear();
     world.seen.clear();
@@ -57,7 +57,7 @@ fn messages_name_the_annotation_where_it_is_the_source() {
     assert!(reason.contains(expect), "{reason}");
 }
 
-/// One that is read anew, by a restart or a reconnect, is no news.
+/// A source that is read again, after a restart or a reconnect, causes no event.
 #[test]
 fn invalid_source_is_an_event_once() {
     let (mut world, _) = World::known_good();
@@ -90,7 +90,7 @@ fn annotation_is_ignored_on_the_hub() {
     world.hub.push("a", &payload(A, ""));
     let text = world.hub.pinned("a").to_string();
     world.hub.edit_node(|node| node["metadata"]["annotations"][CONFIG_SOURCE_ANNOTATION] = json!(text));
-    // the start under local, and its progress
+    // the start under local, and its saved progress
     world.check_written(&["startups"]);
     world.run_for(HOUR);
     assert!(!world.exited());
@@ -111,7 +111,8 @@ fn differing_field_and_annotation_are_invalid() {
     assert!(reason.ends_with("are both set and differ"), "{reason}");
     let same = world.hub.pinned("a");
     world.hub.edit_node(|node| node["spec"]["configSource"] = same);
-    // an edit soon after another: the watch shows metadata alone, and the Node is not read whole again at once
+    // an edit soon after another: the watch shows only metadata, and the Node is not read in full again at
+    // once
     world.run_for(MINUTE);
     world.restart();
     assert_eq!(world.used(), A);
@@ -139,7 +140,7 @@ fn unchanged_config_map_is_not_downloaded_again() {
     world.run_for(MINUTE);
     assert_eq!(std::mem::take(&mut world.downloads), 0);
     assert_eq!(world.config_ok()[0], "True");
-    // what is edited is
+    // an edited one is downloaded
     world.hub.push("a", &payload(B, ""));
     world.turn();
     assert_eq!(std::mem::take(&mut world.downloads), 1);
@@ -233,7 +234,7 @@ fn unchanged_notice_after_a_download_is_ignored() {
     world.turn();
     let (downloads, said) = (world.downloads, world.config_ok());
     assert!(said[2].contains("it has no text under key \"other\""), "{said:?}");
-    // an answer to a request sent while the key was another one
+    // an answer to a request that was sent before the key changed
     world.handle(unchanged(
         &world,
         &world.hub.config_map("a").expect("pushed")["metadata"]["resourceVersion"].clone(),
@@ -273,7 +274,7 @@ fn object_of_checkpoint_size_is_taken_a_larger_one_is_not() {
         let data = |filler: usize| json!({"kubelet": payload(B, ""), "filler": "x".repeat(filler)});
         world.hub.push_data("b", data(0));
         let empty = serde_json::to_vec(&world.hub.config_map("b").expect("pushed")).expect("an object").len();
-        // the next version is as long as this one, for the counter has three digits
+        // the next version is as long as this one, because the counter has three digits
         world.hub.push_data("b", data(CHECKPOINT_BYTES - empty + more));
         let bytes = serde_json::to_vec(&world.hub.config_map("b").expect("pushed")).expect("an object").len();
         assert_eq!(bytes, CHECKPOINT_BYTES + more);

@@ -1,4 +1,5 @@
-//! What a start reads and in which order it acts. What it decides: `start.txt` and `previous-run.txt`.
+//! The records that a start reads, and the order of its actions. Its decisions: `start.txt` and
+//! `previous-run.txt`.
 
 use crate::{A, B, HOUR, MINUTE, TRIAL, TRIAL_AND_A_RENEWAL, payload};
 use kedge_core::config::records::StateFile;
@@ -53,7 +54,8 @@ fn no_config_is_in_use_before_start_is_decided() {
     assert_eq!(max_pods(&world), Some(A));
 }
 
-/// A payload whose lease was mended by a drop-in when it was proven, as if a release without bounds had taken it.
+/// A payload that was proven while a drop-in corrected its lease duration, as if a release without bounds had
+/// adopted it.
 #[test]
 fn proven_config_beyond_the_bounds_comes_back() {
     let mut world = World::new();
@@ -74,13 +76,14 @@ fn proven_config_beyond_the_bounds_comes_back() {
     assert!(world.log.iter().any(is_warned), "{:?}", world.log);
     world.turn();
     assert_eq!(world.hub.lease().expect("renewed")["spec"]["leaseDurationSeconds"], 160);
-    // the same payload under another UID is a new config: nobody has run it
+    // the same payload under another UID is a new config that has never run
     let unproven = world.adopt("b", &payload(B, "nodeLeaseDurationSeconds: 2147483647"));
     assert!(world.bad_configs().get(&unproven).is_some(), "refused");
     assert_eq!(world.used(), A, "and what is proven runs instead");
 }
 
-/// A base file that the release before the bounds took: an upgrade of the agent must not keep the node from starting.
+/// A base file that the release before the bounds accepted: an upgrade of the agent must not keep the node
+/// from starting.
 #[test]
 fn local_file_beyond_the_bounds_starts_and_is_named() {
     let mut world = World::new();
@@ -92,7 +95,7 @@ fn local_file_beyond_the_bounds_starts_and_is_named() {
     assert_eq!(warned.len(), 4, "{:?}", world.log);
     world.turn();
     assert_eq!(world.hub.lease().expect("renewed")["spec"]["leaseDurationSeconds"], 160);
-    // a pushed one with the same is refused
+    // a pushed config with the same value is refused
     let pushed = world.adopt("b", &payload(B, "nodeLeaseDurationSeconds: 300"));
     assert!(world.bad_configs().get(&pushed).is_some(), "refused");
 }
@@ -116,7 +119,7 @@ fn crash_loop_ends_though_drop_ins_change_at_each_start() {
     assert_eq!(world.state(), "fallback", "another drop-in lifts no ban");
 }
 
-/// What it ran with other drop-ins is no part of the trial.
+/// Its running time with other drop-ins does not count for the trial.
 #[test]
 fn other_drop_ins_begin_the_trial_anew() {
     let (mut world, _) = World::in_trial("a", &payload(A, ""));

@@ -6,7 +6,7 @@ use kedge_sim::hub::{Flavour, Hub};
 use kedge_sim::{NODE, Seen, World};
 use serde_json::{Value, json};
 
-/// A field of the Node as the API server has it.
+/// A field of the Node on the API server.
 #[track_caller]
 fn said(world: &World, pointer: &str) -> Value {
     let node = world.hub.node().expect("there is one");
@@ -121,7 +121,7 @@ fn due_report_wakes_the_agent() {
     let mut world = running("");
     world.run_for(MINUTE);
     world.hub.status_patches.clear();
-    // neither a renewal nor a look at the host is answered, so that only the report is left to wake it
+    // with neither renewals nor host facts answered, only the report is left to wake it
     let begun = world.mono();
     let is_report = |seen: &Seen| matches!(seen, Seen::Asked(Action::Request(Request::PatchStatus(_))));
     world.seen.clear();

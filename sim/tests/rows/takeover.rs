@@ -1,8 +1,8 @@
-//! State directories that the first release wrote, run on as they are until a push takes their place: `first-release/*.json`
-//! hold their files by path.
+//! State directories written by the first release, used unchanged until a push replaces their content:
+//! `first-release/*.json` hold their files by path.
 //!
-//! `trial`: `b` is in its trial, with 5 min of running, one crash and one cut; `a` is last-known-good; `c` is banned.
-//! `suspected`: `b` is suspected of having lost contact, and `a` runs.
+//! `trial`: `b` is in its trial, with 5 min of running, one crash and one cut; `a` is last-known-good; `c` is
+//! banned. `suspected`: `b` is suspected of having lost contact, and `a` is running.
 
 use crate::{A, B, MINUTE, SECOND, payload};
 use kedge_core::{Event, Step};
@@ -22,7 +22,7 @@ fn board(files: &str) -> World {
         world.disk.put(path, text.as_str().expect("a text").as_bytes());
     }
     world.link = false;
-    // it has the UIDs of another Node and of other ConfigMaps
+    // this hub has another Node and other ConfigMaps, with other UIDs
     world.hub.wiped(1000);
     world.hub.delete_node();
     world.hub.create_node(NODE);
@@ -33,7 +33,7 @@ fn checkpoints(world: &World) -> Vec<String> {
     world.disk.paths().into_iter().filter(|path| path.starts_with("checkpoints/")).collect()
 }
 
-/// What the records name, in whichever form.
+/// The checkpoints that the records name, in either form.
 fn named(world: &World) -> BTreeSet<String> {
     let [current, good] = ["current", "last-known-good"].map(|path| world.file(path).expect("a record"));
     let records = [&current, &good, &good["previous"]];
@@ -52,7 +52,7 @@ fn named(world: &World) -> BTreeSet<String> {
     names.collect()
 }
 
-/// Every checkpoint that a record names is there.
+/// Every checkpoint that a record names exists.
 #[track_caller]
 fn check_names(world: &World, when: &str) {
     let there = checkpoints(world);
@@ -61,7 +61,8 @@ fn check_names(world: &World, when: &str) {
     }
 }
 
-/// Of a board of the first release, what an agent of that release needs to run what it ran.
+/// The files on a board of the first release that an agent of that release needs to run the same
+/// configuration.
 fn needed(world: &World) -> Vec<(String, Vec<u8>)> {
     let contents = world.disk.contents();
     contents.into_iter().filter(|(path, _)| !path.starts_with("0.1.0/")).collect()
@@ -74,7 +75,7 @@ fn upgrade_runs_a_trial_on_and_rewrites_no_record() {
     world.start();
     assert_eq!((world.used(), world.state()), (B, "trial"));
     let report = world.report().config;
-    // the record was left open by another boot
+    // the record was left open in another boot
     assert_eq!((report.startups, report.cuts, report.ran_seconds), (1, 2, 300));
     world.check_written(&["startups"]);
     assert_eq!(needed(&world), before, "the older agent can run it again");
@@ -97,7 +98,7 @@ fn verdict_is_found_under_its_present_id() {
     world.start();
     assert_eq!((world.used(), world.state()), (A, "fallback"));
     assert_eq!(needed(&world), before);
-    // an edit by hand keeps the ids that are there
+    // an edit by hand keeps the existing ids
     let mut edited = world.bad_configs();
     edited["by-hand"] = json!({"time": "2026-01-01T00:00:00Z", "reason": "by hand"});
     world.disk.put("0.1.0/bad-configs.json", edited.to_string().as_bytes());
@@ -106,7 +107,8 @@ fn verdict_is_found_under_its_present_id() {
     assert_eq!((world.exited(), world.state()), (false, "fallback"));
 }
 
-/// It renamed a list that it could not read, so that the list is not there does not say that a person removed it.
+/// The older agent renamed a list that it could not read, so a missing list does not mean that a person
+/// removed it.
 #[test]
 fn list_that_the_older_agent_renamed_is_lost() {
     let rename = |world: &mut World, to: Option<&str>| {
@@ -132,7 +134,8 @@ fn list_that_the_older_agent_renamed_is_lost() {
     assert_eq!((world.used(), world.state()), (B, "trial"), "removed, not renamed");
 }
 
-/// An older record does not say of which payload it is, and its content may be away for a while: any of the counts may be its.
+/// An older record does not name its payload, and its content may be missing for a while: any of the counts
+/// may belong to it.
 #[test]
 fn counts_stay_while_the_payload_is_unknown() {
     let mut world = board(TRIAL);
@@ -151,7 +154,8 @@ fn counts_stay_while_the_payload_is_unknown() {
     assert_eq!((report.startups, report.cuts), (1, 2));
 }
 
-/// Pushes what is promoted at the first renewal: the first release's checkpoints go when no record on disk names them.
+/// Pushes a config that is promoted at the first renewal: the first release's checkpoints are removed when no
+/// record on disk names them.
 fn push(world: &mut World) {
     world.assign("c", &payload(A + 2, "configTrialDuration: 0s"));
 }
@@ -185,7 +189,7 @@ fn failed_write_loses_no_older_checkpoint() {
 
 #[test]
 fn cut_at_any_write_loses_no_older_checkpoint() {
-    // the start, three of the adoption, the start, two of the promotion
+    // the writes: the start, three of the adoption, the next start, two of the promotion
     for writes in 0..7 {
         let mut world = board(TRIAL);
         world.link = true;
@@ -203,8 +207,8 @@ fn cut_at_any_write_loses_no_older_checkpoint() {
     }
 }
 
-/// Acts one by one, with a push once nothing is left to do, until the write after this many is about to be made. Says whether
-/// the push came before it.
+/// Acts one by one, with a push once nothing is left to do, until just before the write after this many.
+/// Returns whether the push came first.
 fn run_up_to_write(world: &mut World, writes: usize) -> bool {
     let (mut done, mut is_pushed) = (0, false);
     for _ in 0..5000 {
@@ -240,7 +244,7 @@ fn full_disk_keeps_the_older_checkpoints_in_use() {
     let before = checkpoints(&world);
     world.disk.fault = WriteFault::All;
     world.start();
-    // a trial that cannot be recorded is not made
+    // a trial that cannot be recorded does not begin
     assert_eq!((world.used(), world.state()), (A, "fallback"));
     assert_eq!(checkpoints(&world), before);
     world.disk.fault = WriteFault::None;
@@ -251,7 +255,8 @@ fn full_disk_keeps_the_older_checkpoints_in_use() {
     check_names(&world, "the disk works");
 }
 
-/// The same payload under another key of another object: the record names that, and the checkpoint by its older name.
+/// The same payload under another key of another object: the record names that object, and the checkpoint by
+/// its older name.
 #[test]
 fn older_checkpoint_serves_another_object_with_its_payload() {
     let mut world = board(TRIAL);

@@ -1,4 +1,5 @@
-//! Watches that end, outages, and another server: when the next round begins, what is logged, and what is forgotten.
+//! Watches that end, outages, and a change of the server: the time of the next round, log lines, and the
+//! knowledge that the agent drops.
 
 use crate::{A, B, HOUR, MINUTE, SECOND, payload};
 use kedge_core::{Action, Answer, Event, Request, WatchEnd, WatchFailure, Watched};
@@ -39,7 +40,7 @@ fn watches_that_end_at_once_are_ordered_rarely() {
         }
         for watched in [Watched::Node, Watched::ConfigMap] {
             let orders = orders(&world, watched);
-            // every 30 s, stretched by up to a quarter, after a few quick ones
+            // every 30 s, randomly delayed by up to a quarter, after a few quick ones
             assert!((90..=130).contains(&orders), "{orders} of {watched:?} in an hour");
         }
         assert_eq!(
@@ -52,8 +53,8 @@ fn watches_that_end_at_once_are_ordered_rarely() {
     }
 }
 
-/// A node that lost the network for ten minutes, `lag` after the trial of its config, and whose watch of this object failed last just
-/// before it came back.
+/// A node that lost the network for ten minutes, `lag` after the trial of its config, and whose watch of this
+/// object last failed just before the network came back.
 fn back_after_an_outage(lag: Duration, watched: Watched) -> World {
     let no_route = || failed(WatchFailure::Unreachable, "no route to host");
     let (mut world, _) = World::known_good();
@@ -64,7 +65,7 @@ fn back_after_an_outage(lag: Duration, watched: Watched) -> World {
         world.end_watch(Watched::ConfigMap, no_route());
         world.run_for(SECOND);
     }
-    // the round that is under way, or the next, fails just before the network is back
+    // the current round, or the next, fails just before the network is back
     while !world.end_watch(watched, no_route()) {
         world.run_for(SECOND);
     }
@@ -88,7 +89,7 @@ fn watches_go_on_once_the_network_is_back() {
     }
 }
 
-/// The status that could not be sent waits for up to half a minute, but not once something else got through.
+/// The status that could not be sent waits for up to half a minute, but only until another request succeeds.
 #[test]
 fn failed_status_is_sent_once_the_network_is_back() {
     let is_status = |seen: &Seen| matches!(seen, Seen::Asked(Action::Request(Request::PatchStatus(_))));
@@ -111,7 +112,7 @@ fn another_server_is_read_from_its_node_on() {
             _ => None,
         })
         .collect();
-    // no renewal, no status, no ConfigMap: nothing that this server was told by nobody
+    // no renewal, no status, no ConfigMap request: each would rely on the old server's objects
     let [Action::EndConfigMapWatch, Action::WatchNode(order), Action::Request(Request::Version)] = asked[..]
     else {
         panic!("{asked:?}");
@@ -177,14 +178,15 @@ fn renewal_on_its_way_to_the_old_server_does_not_count() {
     assert!(world.report().lease.renewals > renewals, "the way is free again");
 }
 
-/// A change that the hub makes and the watches never show.
+/// A change on the hub that the watches never show.
 fn change_unshown(world: &mut World, change: impl FnOnce(&mut Hub)) {
     world.turn();
     change(&mut world.hub);
     world.lose_news();
 }
 
-/// Two periods of renewals, and how far they are stretched: the first renewal names the change, after the second the watch is deaf.
+/// Two periods of renewals, with their largest delay: the first renewal names the change, after the second
+/// the watch counts as deaf.
 const TWO_RENEWALS: Duration = Duration::from_millis(20_900);
 
 fn assigns_b(hub: &mut Hub) {
@@ -208,7 +210,8 @@ fn deaf_watch_is_found_by_what_renewals_name() {
         let line = "listing anew";
         assert!(world.log.iter().any(|logged| logged.ends_with(line)), "{:#?}", world.log);
     }
-    // a server that names nothing: only silence or other news, neither of which the simulation has, ends the wait
+    // a server that names no changes: only silence or other news, neither of which the simulation has, ends
+    // the wait
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
     world.run_for(MINUTE);
@@ -225,7 +228,7 @@ fn watches_that_hear_all_are_never_listed_again() {
     world.hub.assign(Hub::following("a"));
     world.run_for(MINUTE);
     world.seen.clear();
-    // another node's affairs, and what the node itself reports
+    // changes for another node, and the node's own reports
     for _ in 0..60 {
         world.hub.push("unrelated", "x");
         world.run_for(MINUTE);
@@ -239,7 +242,7 @@ fn change_that_one_watch_shows_leads_to_no_list_of_the_other() {
     let (mut world, _) = World::known_good();
     let push: fn(&mut Hub) = |hub| drop(hub.push("a", &payload(A, "")));
     let label: fn(&mut Hub) = |hub| hub.edit_node(|node| node["metadata"]["labels"]["site"] = json!("north"));
-    // pinned: the node has nothing to report; then it reports the version that it follows
+    // if pinned, the node has nothing to report; if not, it reports the version that it follows
     for (change, follows) in [(push, false), (label, false), (push, true), (label, true)] {
         if follows {
             world.hub.assign(Hub::following("a"));
@@ -277,7 +280,7 @@ fn without_watches_a_push_comes_with_the_next_renewal() {
     world.restart();
     world.run_for(MINUTE);
     assert_eq!(world.used(), B);
-    // and an edit of what it follows; then nothing is assigned any more
+    // an edit of the object that it follows; then the assignment is removed
     world.hub.push("b", &payload(A, ""));
     world.run_for(TWO_RENEWALS / 2);
     world.restart();
@@ -293,7 +296,7 @@ fn without_watches_a_server_that_names_nothing_is_asked_each_five_minutes() {
     let mut world = frugal(Flavour::Kubernetes);
     world.run_for(HOUR);
     let read = orders(&world, Watched::Node);
-    // every 300 s, stretched by up to a quarter
+    // every 300 s, randomly delayed by up to a quarter
     assert!((9..=12).contains(&read), "{read}");
     assigns_b(&mut world.hub);
     world.run_for(375 * SECOND);
@@ -316,7 +319,7 @@ fn without_watches_a_node_registers_and_settles() {
     let sent = |seen: &&Seen| matches!(seen, Seen::Asked(Action::Request(request)) if changes(request));
     assert_eq!(world.seen.iter().filter(sent).count(), 0, "it knows what it changed");
     assert!(orders(&world, Watched::Node) <= 1, "{}", orders(&world, Watched::Node));
-    // the node lifecycle gave it up during an outage
+    // the node lifecycle controller marked it as lost during an outage
     world.link = false;
     world.run_for(2 * MINUTE);
     world.hub.mark_unknown();

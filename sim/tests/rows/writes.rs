@@ -1,4 +1,5 @@
-//! Transitions under way, and when a refused write is repeated. What is written: `adoption-writes.txt`, `failed-writes.txt`.
+//! Transitions under way, and when a refused write is repeated. The written records: `adoption-writes.txt`,
+//! `failed-writes.txt`.
 
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, TRIAL_AND_A_RENEWAL, payload, short};
 use kedge_sim::World;
@@ -49,7 +50,8 @@ fn refused_write_is_retried_after_a_minute() {
     assert!(world.bad_configs().get(&bad).is_some(), "the verdict");
 }
 
-/// What a clean end could not record needs no record: the trial goes on, although nothing can be written.
+/// A clean end that could not be recorded needs no record: the trial continues, although nothing can be
+/// written.
 #[test]
 fn trial_goes_on_over_a_clean_restart_on_a_refusing_disk() {
     for fault in [WriteFault::All, WriteFault::ReadOnly] {
@@ -62,15 +64,15 @@ fn trial_goes_on_over_a_clean_restart_on_a_refusing_disk() {
             world.start();
             assert_eq!((world.used(), world.state()), (B, "trial"), "{fault:?}");
         }
-        // a crash is no clean end: it must be counted, and cannot be
+        // a crash differs: it must be counted, and cannot be
         world.crash();
         world.start();
         assert_eq!((world.used(), world.state()), (A, "fallback"), "{fault:?}");
     }
 }
 
-/// A config that is suspected of cutting the node off is given more patience than the outage lasted, up to a day: no reason to write
-/// each few seconds, however short its trial is.
+/// A config that is suspected of cutting the node off gets more patience than the outage lasted, up to a day:
+/// it need not save its progress every few seconds, however short its trial is.
 #[test]
 fn long_silence_in_a_short_trial_is_saved_rarely() {
     let (mut world, _) = World::known_good();

@@ -1,10 +1,11 @@
 //! The commands of a scenario, each an act of the world around the node.
 //!
-//! Always holds: a command that the world cannot obey ends the test; after each a running agent has a config in use, and has
-//! renewed its Lease if time went by. `push`, `assign`, `follow` and `adopt` take a payload as fields (`maxPods=202
-//! crashLoopThreshold=0`, with `:_` for a colon and a space) or as JSON text (`"broken: ["`); `keys` several, each under its key, and `key` follows one. A line of several
-//! commands has `; ` between them, `given` hides what it led to, `repeat N` shows the first and the last of rounds that are alike, `$a`
-//! is the UID of ConfigMap `a`. `memory 40%` is what is available from then on.
+//! Always holds: a command that the world cannot perform ends the test; after each a running agent has a
+//! config in use, and has renewed its Lease if time passed. `push`, `assign`, `follow` and `adopt` take a
+//! payload as fields (`maxPods=202 crashLoopThreshold=0`, with `:_` for a colon and a space) or as JSON text
+//! (`"broken: ["`); `keys` takes several, each under its key, and `key` follows one. A line with several
+//! commands separates them by `; `, `given` hides their effects, `repeat N` shows the first and the last of
+//! identical rounds, `$a` is the UID of ConfigMap `a`. `memory 40%` sets the available memory from then on.
 
 use crate::output::{Observer, shortened_rounds};
 use kedge_core::{Answer, Event, Exit, Runtime, Step};
@@ -15,14 +16,14 @@ use kedge_sim::{NODE, Seen, World, map_event, payload};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Between the end of a run and the next start.
+/// Time between the end of a run and the next start.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// A node, its surroundings, and what was seen of it.
+/// A node, its surroundings, and the record of what it did.
 pub(crate) struct Stage {
     world: World,
     observer: Observer,
-    /// The agent performs nothing unless told to.
+    /// The agent's orders are performed only by commands.
     held: bool,
 }
 
@@ -31,7 +32,7 @@ impl Stage {
         Self { world: World::new(), observer: Observer::default(), held: false }
     }
 
-    /// Performs one line, which may be several commands; returns what the node did.
+    /// Performs one line, which may have several commands; returns what the node did.
     pub(crate) fn perform(&mut self, line: &str) -> Vec<String> {
         if let Some(line) = line.strip_prefix("given ") {
             self.perform(line);
@@ -104,7 +105,7 @@ impl Stage {
                     );
                 }
             }
-            // all but the watches
+            // everything except the watches
             "settle" => while world.do_step() || world.do_request(None) {},
             "see" => assert!(match rest {
                 "node" => world.do_watch_node(),
@@ -151,7 +152,7 @@ impl Stage {
         true
     }
 
-    /// Writes this record; that it is durable is not heard.
+    /// Writes this record, but the agent never hears that it is durable.
     fn write_unheard(&mut self, record: &str) {
         let world = &mut self.world;
         loop {
@@ -186,7 +187,7 @@ impl Stage {
         }
     }
 
-    /// Whatever else happens, a node that runs renews its Lease.
+    /// A running node renews its Lease, whatever else happens.
     fn check_heartbeat(&self, time: Duration) {
         if self.world.link && time > Duration::from_secs(60) {
             let age = self.world.report().lease.seconds_since_renewal;
@@ -194,7 +195,7 @@ impl Stage {
         }
     }
 
-    /// What is asked of the API server, or of the agent at its board.
+    /// An operator's acts on the API server, or on the agent at its board.
     fn operator(&mut self, word: &str, rest: &str) -> bool {
         let world = &mut self.world;
         let (name, content) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -248,7 +249,7 @@ impl Stage {
             },
             "hub" => match rest {
                 "wiped" => {
-                    // UIDs and versions are never the same again
+                    // UIDs and versions are never reused
                     let counter = world.hub.counter();
                     world.hub = Hub::new(Flavour::Kedge);
                     world.hub.wiped(counter);
@@ -280,7 +281,7 @@ impl Stage {
         let world = &mut self.world;
         let (name, content) = rest.split_once(' ').unwrap_or((rest, ""));
         match word {
-            // what is left of a memory of 1 GiB, by default half of it
+            // the available part of a memory of 1 GiB; half of it by default
             "memory" => world.facts.memory_available_bytes = share(rest).map(|share| (1 << 30) * share / 100),
             "memory-size" => world.facts.memory_bytes = (1 << 30) * share(rest).expect("a share") / 100,
             "runtime" => {
@@ -336,7 +337,7 @@ impl Stage {
     }
 }
 
-/// Sets members of a record, as somebody who built an image would.
+/// Sets members of a record, as somebody might who builds an image.
 fn edit(world: &mut World, path: &str, members: &str) {
     let mut record = world.file(path).expect("the record is there");
     for (member, value) in parsed(members).as_object().expect("members") {
@@ -393,7 +394,7 @@ fn fields_of(content: &str) -> String {
     fields.map(|field| field.replacen('=', ": ", 1).replace(":_", ": ") + "\n").collect()
 }
 
-/// A JSON string is its text; anything else stands for itself.
+/// A JSON string gives its text; anything else is taken literally.
 fn bytes_of(content: &str) -> Vec<u8> {
     match content.starts_with('"') {
         true => parsed(content).as_str().expect("a text").as_bytes().to_vec(),

@@ -1,9 +1,10 @@
-//! The decision rules as text: what happens to a node, and what it did about it, in `*.txt`.
+//! The decision rules as text: what happens to a node, and what it does about it, in `*.txt`.
 //!
-//! A scenario is `== name` and lines: one that is not indented is a command to the world around the node, the indented ones
-//! below it are what the node did. Always holds: the agent rests after each command, unless it is held (`launch`, `hold`);
-//! a write, an exit or a log line that is not in the text fails the test. `KEDGE_GOLDEN=write` rewrites the indented lines.
-//! Leaves to `rows` what is about many inputs, bodies of requests or counts over hours.
+//! A scenario is `== name` and lines: an unindented line is a command to the world around the node, the
+//! indented ones below it show what the node did. Always holds: the agent has nothing left to do after each
+//! command, unless it is held (`launch`, `hold`); a write, an exit or a log line that is missing in the text
+//! fails the test. `KEDGE_GOLDEN=write` rewrites the indented lines. Leaves tests with many inputs, bodies of
+//! requests or counts over hours to `rows`.
 
 #![allow(clippy::disallowed_methods, reason = "the core opens no file; its tests read their scenarios")]
 
@@ -57,7 +58,7 @@ fn every_file_is_listed() {
     assert_eq!(found, ALL);
 }
 
-/// Plays a file and compares it with what it says, or rewrites it.
+/// Plays a file and compares the result with its text, or rewrites it.
 fn check(name: &str) {
     let path = folder().join(name.replace('_', "-")).with_extension("txt");
     let expect = fs::read_to_string(&path).expect("the file is there");
@@ -106,7 +107,7 @@ fn play(path: &Path, text: &str) -> String {
     played
 }
 
-/// Names the line that a panic came from.
+/// Names the line of the scenario when a command panics.
 struct Place<'a>(&'a Path, usize, &'a str);
 
 impl Drop for Place<'_> {

@@ -1,11 +1,12 @@
-//! What a node did, as the lines of a scenario.
+//! The acts of a node, as the lines of a scenario.
 //!
-//! Owns the names in them: `a` is the UID of ConfigMap `a`, `a'` of the next ConfigMap with that name, `a.2` its second
-//! version (a checkpoint has the name of the version that it was made of), and `startups a'` are the counts of the second payload of `a`;
-//! those of what did not run last are shown behind a `|`, if there are any. Always holds: every write, exit,
-//! log line, event and change of the reported condition is a line, and so is an event that is not posted at once. Left out:
-//! reads, requests, renewals, contact, what a command says already (how `stop`, `crash` and `cut` end a run), the event of an
-//! adoption, and the config in use while it stays the same.
+//! Owns the names in them: `a` is the UID of ConfigMap `a`, `a'` of the next ConfigMap with that name, `a.2`
+//! its second version (a checkpoint has the name of the version from which it was made), and `startups a'`
+//! are the counts of the second payload of `a`; counts of payloads that did not run last follow after a `|`,
+//! if there are any. Always holds: every write, exit, log line, event and change of the reported condition is
+//! a line, and so is an event that is posted later. Left out: reads, requests, renewals, contact, endings
+//! that the command itself names (`stop`, `crash`, `cut`), the event of an adoption, and the config in use
+//! while it stays the same.
 
 use kedge_core::config::records::StateFile;
 use kedge_core::{Action, Level, Outcome, Step};
@@ -17,24 +18,24 @@ use std::time::Duration;
 /// The key of a payload unless a line names another.
 const USUAL_KEY: &str = "kubelet";
 
-/// Follows a condition that the API server has accepted.
+/// Added to a condition that the API server has accepted.
 const REPORTED: &str = ", reported";
 
 /// The event of an adoption: the lines `writes` and `uses` beside it show the same.
 const ADOPTED: &str = "KubeletConfigChanged";
 
-/// How lines about contact begin. They follow from the commands; core's `contact` tests them.
+/// Beginnings of lines about contact. They follow from the commands; core's `contact` tests them.
 const CONTACT: [&str; 2] = ["contact with the API server", "no contact with the API server"];
 
 /// How `crash` and `cut` end a run.
 const USUAL_ENDS: [&str; 2] = [": exit code 101", ": the power failed, or the disk stalled"];
 
-/// Lines alike but for their numbers that are shown one by one; of more the first and the last.
+/// Most lines that differ only in numbers and are all shown; of more only the first and the last.
 const ALIKE: usize = 3;
 
 #[derive(Default)]
 pub(crate) struct Observer {
-    /// Names of all ConfigMaps there ever were.
+    /// Names of all ConfigMaps that ever existed.
     pub(crate) config_maps: BTreeSet<String>,
     lines: Vec<String>,
     /// Texts that differ from world to world, and the names shown for them.
@@ -49,9 +50,9 @@ pub(crate) struct Observer {
     logged: String,
     reported: String,
     condition: Option<Value>,
-    /// Log lines that are to become events, and whether a command ended before they did.
+    /// Log lines that will become events, and whether a command ended before they did.
     unposted: Vec<(String, bool)>,
-    /// Names of the versions that checkpoints were made of, by their paths.
+    /// For each checkpoint, by its path, the name of the version from which it was made.
     made_of: BTreeMap<String, String>,
     runs: String,
     kept: bool,
@@ -62,10 +63,10 @@ impl Observer {
         self.lines.push(line.to_owned());
     }
 
-    /// Notes what happened since the last call; `since` is the begin of a command that takes time.
+    /// Notes what happened since the last call; `since` is the beginning of a command that takes time.
     pub(crate) fn observe(&mut self, world: &mut World, since: Option<Duration>) {
         if since.is_none() {
-            // no push while time goes by
+            // nobody pushes while time passes
             self.learn_names(world);
         }
         let time = since.map(|since| world.mono().saturating_sub(since)).unwrap_or_default();
@@ -120,7 +121,7 @@ impl Observer {
         self.name(&world.hub.node_uid(), "NODE", "'");
     }
 
-    /// The name of this text: this one, with as many marks as make it new.
+    /// The name for this text: `name`, with as many marks as make it new.
     fn name(&mut self, text: &str, name: &str, mark: &str) -> String {
         if let Some(name) = self.names.get(text) {
             return name.clone();
@@ -137,7 +138,8 @@ impl Observer {
         self.names.values().any(|other| other == name)
     }
 
-    /// The text with names in it. A resourceVersion is a mere number, so it is replaced only where it is called one.
+    /// The text with UIDs and versions replaced by names. A resourceVersion is a plain number, so it is
+    /// replaced only where the text says that it is one.
     fn named(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (raw, name) in self.names.iter().rev().filter(|(raw, _)| !raw.is_empty()) {
@@ -170,6 +172,7 @@ impl Observer {
                     if reason == ADOPTED || USUAL_ENDS.iter().any(|end| line.ends_with(end)) {
                         return None;
                     }
+                // a log line that repeats the line before it adds nothing
                 } else if self.lines.last().is_some_and(|last| last.contains(&self.named(line))) {
                     return None;
                 }
@@ -224,7 +227,7 @@ impl Observer {
         self.reported = text;
     }
 
-    /// An event repeats a line that was logged, so one that is posted in the same command is not shown.
+    /// An event repeats a logged line, so it is not shown if it is posted in the same command.
     fn note_events(&mut self, world: &mut World) {
         for event in std::mem::take(&mut world.hub.events) {
             let part = |part: &str| event[part].as_str().unwrap_or_default();
@@ -248,7 +251,8 @@ impl Observer {
         self.unposted = unposted;
     }
 
-    /// What runs, beside the line that says since when, and whether evidence of the previous run waits for a disk.
+    /// The config in use, beside the line that shows since when, and whether evidence of the previous run
+    /// waits for a disk.
     fn note_what_runs(&mut self, world: &World, from: usize) {
         let runs = runs(world);
         let used = (from..self.lines.len()).rev().find(|at| self.lines[*at].starts_with("uses "));
@@ -350,7 +354,7 @@ impl Observer {
         shown
     }
 
-    /// The name of a payload: that of the ConfigMap that was assigned when it was first seen.
+    /// The name of a payload: that of the ConfigMap assigned when it was first seen.
     fn payload(&mut self, digest: &str) -> String {
         if digest == "local" {
             return digest.to_owned();
@@ -393,7 +397,7 @@ impl Observer {
         }
     }
 
-    /// A record as it lies on disk, or which files do.
+    /// The content of a record on disk, or the list of files.
     pub(crate) fn show(&mut self, world: &World, what: &str) {
         self.learn_names(world);
         let file = match what {
@@ -432,7 +436,8 @@ fn is_reason(word: &str) -> bool {
         && word != "GET"
 }
 
-/// A whole reference to a version of a ConfigMap is its version's name, and its key if it is not the usual one.
+/// Replaces a complete reference to a version of a ConfigMap by the name of that version, and its key if it
+/// is not the usual one.
 fn short_source(text: String) -> String {
     let (begin, middle) = ("/api/v1/namespaces/kube-system/configmaps/", ", KubeletConfigKey: ");
     let Some((before, rest)) = text.split_once(begin) else { return text };
@@ -443,7 +448,7 @@ fn short_source(text: String) -> String {
     format!("{before}{version}{shown}{}", &after[key.len()..])
 }
 
-/// What runs, and as what.
+/// The config in use, and its state.
 fn runs(world: &World) -> String {
     let Some(process) = world.process.as_ref().filter(|process| process.exit.is_none()) else {
         return String::new();
@@ -463,7 +468,7 @@ fn kinds(contents: &Map<String, Value>) -> String {
     contents.values().map(kind).collect::<Vec<_>>().join(", ")
 }
 
-/// What is counted against a config.
+/// The crashes and cuts counted against a config.
 fn counted(record: &Value) -> Vec<String> {
     let startups = record["startups"].as_array().map_or(0, Vec::len) as u64;
     let counted = [(startups, "crashes"), (record["cuts"].as_u64().unwrap_or_default(), "cuts")];
@@ -476,7 +481,7 @@ fn counted(record: &Value) -> Vec<String> {
     words
 }
 
-/// All there is about what ran last.
+/// All counts of the config that ran last.
 fn counts_of(record: &Value, is_held: bool) -> String {
     let number = |member: &str| record[member].as_u64().unwrap_or_default();
     let mut words = vec![format!("ran {}", text_of(Duration::from_millis(number("ran_ms"))))];
@@ -514,7 +519,7 @@ fn form(line: &str) -> String {
     line.chars().filter(|c| !c.is_ascii_digit() && !matches!(c, 'h' | 'm' | 's' | ' ')).collect()
 }
 
-/// Of lines that are alike but for their numbers the first and the last.
+/// Of lines that differ only in numbers, the first and the last.
 fn shortened(lines: Vec<String>) -> Vec<String> {
     let mut short = Vec::new();
     for group in lines.chunk_by(|one, other| form(one) == form(other)) {
@@ -528,7 +533,7 @@ fn shortened(lines: Vec<String>) -> Vec<String> {
     short
 }
 
-/// The same of rounds.
+/// The same for rounds.
 pub(crate) fn shortened_rounds(rounds: Vec<Vec<String>>) -> Vec<String> {
     let form = |round: &Vec<String>| round.iter().map(|line| form(line)).collect::<Vec<_>>();
     let mut short = Vec::new();

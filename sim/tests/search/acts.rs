@@ -1,8 +1,9 @@
-//! Everything that can happen to a node in one state: what it does by itself, with a fault at any of its writes, and what the
-//! world, an operator and the power do to it.
+//! Everything that can happen to a node in one state: its own next acts, with a fault at any of its writes,
+//! and the acts of the world, of an operator and of the power supply.
 //!
-//! Always holds: the agent is the real core over the fake board; an act ends when nothing is left to do but to wait; a tick's one
-//! renewal is under way all the time and is answered, or fails, at its end. Leaves to others: what must hold.
+//! Always holds: the agent is the real core over the fake board; an act ends when the agent only waits; the
+//! one renewal of a tick is under way for all of it and is answered, or fails, at its end. Leaves to others:
+//! the invariants.
 
 use crate::cast::{Cast, Config, Nature, TICK};
 use crate::scenarios::{Fault, Scenario};
@@ -15,43 +16,44 @@ use kedge_sim::{NODE, WALL_MICROS, node_event};
 use serde_json::json;
 use std::time::Duration;
 
-/// After this much of a tick everything that failed before is tried again: the core's pauses are over.
+/// After this much of a tick the core tries everything again that failed: its pauses are over.
 const PAUSES: Duration = Duration::from_secs(61);
-/// Runs in a row that a storm of crashes ends: a proven config is held twice, each time after eleven.
+/// Runs in a row that end by crashes in a storm: a proven config is held twice, each time after eleven.
 const STORM: usize = 24;
-/// Runs in a row that a brownout cuts at once: a config is tried twice, and 28 cuts are suffered each time.
+/// Runs in a row that are cut at once in a brownout: a config is tried twice, and tolerates 28 cuts each
+/// time.
 const BROWNOUT: usize = 60;
 
-/// Memory that is available of 1 GiB: short for a config that presses alone, and short for every config.
+/// Available memory of 1 GiB: too little for a config with a high threshold, and too little for every config.
 const ENOUGH: u64 = 400 << 20;
 const SHORT: u64 = 50 << 20;
 
-/// What a node does by itself.
+/// A node's own acts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Program {
     /// It starts.
     Start,
-    /// It reads its Node, and the object that is named there.
+    /// It reads its Node, and the object to which the Node refers.
     Follow,
     /// A tick passes.
     Tick,
-    /// It is asked to stop.
+    /// It gets an order to stop.
     Stop,
     /// Somebody forgives every config that has a verdict.
     Forgive,
 }
 
-/// What goes wrong in a program. Writes are counted from 0.
+/// A fault within a program. Writes are counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trouble {
     Nothing,
-    /// The power goes before this write.
+    /// The power fails before this write.
     Cut(usize),
     /// The process is killed before this write.
     Kill(usize),
     /// This write fails.
     FailOne(usize),
-    /// This write fails, and all after it.
+    /// This write and all later ones fail.
     FailFrom(usize),
 }
 
@@ -75,7 +77,7 @@ impl Trouble {
     }
 }
 
-/// What a step of the fault-free future was.
+/// The kind of a step in the fault-free future.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Start,
@@ -83,11 +85,11 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// What one act came to.
+/// The result of one act.
 pub(crate) struct Done {
     pub(crate) kind: Kind,
     pub(crate) text: String,
-    /// What ran in it.
+    /// The config that ran in it.
     pub(crate) config: Option<Config>,
     /// A renewal was accepted.
     pub(crate) heard: bool,
@@ -96,7 +98,7 @@ pub(crate) struct Done {
 pub(crate) struct Stage {
     pub(crate) scenario: &'static Scenario,
     pub(crate) cast: Cast,
-    /// Every config is good: while a scenario's first state is made.
+    /// Every config counts as good, while a scenario's first state is made.
     pub(crate) is_tame: bool,
 }
 
@@ -106,7 +108,7 @@ struct Run<'a> {
     state: &'a mut State,
     trouble: Trouble,
     writes: usize,
-    /// The trouble ended it.
+    /// The fault ended it.
     is_stopped: bool,
     /// The parser killed the process.
     is_killed_by_parser: bool,
@@ -128,7 +130,8 @@ impl Run<'_> {
         self.is_stopped || self.is_killed_by_parser || self.state.node.exited()
     }
 
-    /// Performs what the agent asks for until it waits; the network's part only if `network` says how that is.
+    /// Performs the agent's orders until it waits; those of the network only if `network` is given: whether
+    /// requests are answered.
     fn rest(&mut self, network: Option<bool>) {
         loop {
             if self.stage.nature(self.state) == Some(Nature::KillsParser) {
@@ -185,7 +188,7 @@ impl Run<'_> {
         works && self.show_map()
     }
 
-    /// Shows the object that is watched, if a list of it was ordered.
+    /// Shows the watched object, if a list of it was ordered.
     fn show_map(&mut self) -> bool {
         let state = &mut *self.state;
         let process = state.node.process.as_ref().expect("it is not over");
@@ -218,7 +221,7 @@ impl Run<'_> {
             state.layer = (state.layer + 1) % crate::cast::LAYERS;
         }
         state.node.local = self.stage.cast.local(state.layer);
-        // a start has the seed of the first: jitter is no difference between two states
+        // every start uses the seed of the first, so that jitter never distinguishes two states
         state.node.starts = 0;
         state.node.board.set_wall(WALL_MICROS);
         state.node.launch();
@@ -307,7 +310,7 @@ impl State {
         self.asks() != crate::cast::LOCAL
     }
 
-    /// Nothing runs any more.
+    /// The agent has ended.
     fn down(&mut self, end: End) {
         match end {
             End::Clean => self.node.exit(),
@@ -334,7 +337,7 @@ impl State {
         self.left[fault as usize] -= 1;
     }
 
-    /// An operator did something: earlier starts are not held against anybody.
+    /// An operator acted: starts before that do not count against any config.
     fn acted(&mut self, lifts_bans: bool) {
         self.ghost.starts.clear();
         self.ghost.cuts = 0;
@@ -345,13 +348,13 @@ impl State {
 }
 
 impl Stage {
-    /// What the config that runs does.
+    /// The nature of the running config.
     fn nature(&self, state: &State) -> Option<Nature> {
         let config = state.running(&self.cast)?;
         Some(if self.is_tame { Nature::Good } else { self.cast.nature(config, state.layer) })
     }
 
-    /// Whether the config that runs reaches the server, over a link that is up or not.
+    /// Whether the running config reaches the server, over a link that is up or not.
     pub(crate) fn has_contact(&self, state: &State, link: bool) -> bool {
         link && match self.nature(state) {
             Some(Nature::Lost) => false,
@@ -360,12 +363,12 @@ impl Stage {
         }
     }
 
-    /// Whether the config that runs ends its runs by itself.
+    /// Whether the running config ends its runs by itself.
     pub(crate) fn nature_ends_runs(&self, state: &State) -> bool {
         self.nature(state).is_some_and(Nature::ends_runs)
     }
 
-    /// How the config that runs ends its run at once, if it does.
+    /// How the running config ends its run at once, if it does.
     fn ends_at_once(&self, state: &State) -> Option<End> {
         match self.nature(state)? {
             Nature::Crashes => Some(End::Crash),
@@ -375,12 +378,12 @@ impl Stage {
         }
     }
 
-    /// Whether the Node, or the object that it names, is another one than this run has read.
+    /// Whether the Node, or the object to which it refers, differs from the one that this run has read.
     fn has_news(&self, state: &State) -> bool {
         state.read != Some((state.server, state.asks(), state.objects[state.server]))
     }
 
-    /// What the node does next by itself, if nothing goes wrong.
+    /// The node's own next step, without faults.
     pub(crate) fn step(&self, state: &mut State, link: bool) -> Done {
         state.link = link;
         if state.node.process.is_none() {
@@ -401,7 +404,7 @@ impl Stage {
         Done { kind: Kind::Other, text, config, heard: false }
     }
 
-    /// Performs a program; returns how many writes it made, too.
+    /// Performs a program; also returns the number of its writes.
     fn perform(&self, state: &mut State, program: Program, trouble: Trouble) -> (Done, usize) {
         let begun = state.running(&self.cast);
         let mut run = Run {
@@ -416,6 +419,7 @@ impl Stage {
         };
         run.perform(program);
         let Run { is_stopped, is_killed_by_parser, writes, renewals, failed, .. } = run;
+        // a start has no config in use before, all other programs may end it
         let config = begun.or(state.running(&self.cast));
         self.note_time(state, program, renewals > 0);
         let mut text = self.told(state, program, begun, trouble, renewals > 0);
@@ -491,9 +495,11 @@ impl Stage {
         }
     }
 
-    // ------------------------------------------------------------------------------------------ everything that can happen
+    // ------------------------------------------------------------------------------------------ everything
+    // that can happen
 
-    /// A program undisturbed, and cut, killed or with failing writes at every place, as far as the state allows.
+    /// A program without a fault, and with a cut, a kill or failing writes at every place, as far as the
+    /// state allows.
     fn each_trouble(&self, state: &State, program: Program, out: &mut Vec<(Done, State)>) -> usize {
         let mut next = state.fork();
         let (done, writes) = self.perform(&mut next, program, Trouble::Nothing);
@@ -549,7 +555,7 @@ impl Stage {
         out
     }
 
-    /// One act that is paid for.
+    /// One act that uses up one of the scenario's faults.
     fn act(
         &self,
         state: &State,
@@ -612,6 +618,7 @@ impl Stage {
             self.act(state, Fault::Lose, out, |next| {
                 next.node.disk.retain(|path| !(path.ends_with(lost) || path.starts_with(lost)));
                 next.down(End::Cut);
+                // lost records may have been the proof of a ban
                 next.ghost.banned.clear();
                 format!("{lost} is LOST, power cut")
             });
@@ -668,6 +675,7 @@ impl Stage {
         self.act(state, Fault::Upgrade, out, |next| {
             self.perform(next, Program::Stop, Trouble::Nothing);
             next.node.version = if next.node.version == "0.1.0" { "0.2.0".into() } else { "0.1.0".into() };
+            // each version judges by itself, so bans do not carry over
             next.acted(true);
             "UPGRADE to the other version".into()
         });
@@ -689,7 +697,7 @@ impl Stage {
         }
     }
 
-    /// What a start would run now, after a clean end.
+    /// The config that a start would choose now, after a clean end.
     pub(crate) fn would_start(&self, state: &State) -> Option<Config> {
         let mut next = state.fork_in_peace();
         if next.node.process.is_some() {
@@ -708,9 +716,10 @@ impl Stage {
         }
     }
 
-    // ------------------------------------------------------------------------------------------ the first state
+    // ------------------------------------------------------------------------------------------ the first
+    // state
 
-    /// The state in which a scenario begins: its last-known-good and the one before it were earned.
+    /// The initial state of a scenario: its last-known-good and the one before it were earned by trials.
     pub(crate) fn first_state(scenario: &'static Scenario) -> State {
         let stage = Self { scenario, cast: Cast::new(scenario), is_tame: true };
         let mut node = kedge_sim::Node::new(NODE, 1);
@@ -736,6 +745,7 @@ impl Stage {
         let earned = [scenario.before, scenario.last_known_good];
         for config in earned.into_iter().filter(|config| *config != crate::cast::LOCAL) {
             state.asks[0] = config;
+            // the trial, and time for the download, the restart and the promotion
             stage.steps(&mut state, 6 + scenario.trial_ticks);
             let records = Records::of(&state, &stage.cast);
             assert_eq!(records.last_known_good, config, "{}: not earned", scenario.title);
@@ -763,7 +773,7 @@ impl Stage {
         }
     }
 
-    /// As an image with a config in it is: A is assigned, and was never downloaded.
+    /// As on an image with a config: A is assigned, and was never downloaded.
     fn preload(&self, state: &mut State) {
         state.asks[0] = 'A';
         while Records::of(state, &self.cast).assigned != Some('A') {

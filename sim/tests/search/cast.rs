@@ -1,8 +1,8 @@
-//! The configs of a scenario, by letter, and what becomes of a board under each.
+//! The configs of a scenario, by letter, and the effect of each on a board.
 //!
-//! Owns payloads, drop-ins and the objects that hold the payloads. Always holds: a config is told from any other by its `maxPods`;
-//! the local config is `D`. Their trial is a quarter of a day, two ticks, unless a scenario says otherwise, so that the core's
-//! longest wait of a day is reached in eight.
+//! Owns payloads, drop-ins and the objects with the payloads. Always holds: the `maxPods` of a config
+//! identifies it; the local config is `D`. Trials last a quarter of a day, two ticks, unless a scenario sets
+//! another length, so that eight ticks cover the core's longest wait of a day.
 
 use crate::scenarios::Scenario;
 use kedge_core::kubelet::{LayerText, LocalLayers, Origin, canonical_overrides};
@@ -17,7 +17,7 @@ use std::time::Duration;
 pub(crate) type Config = char;
 /// The local config.
 pub(crate) const LOCAL: Config = 'D';
-/// The Node asks for something that is no source.
+/// The Node has an invalid source.
 pub(crate) const INVALID_SOURCE: Config = 'X';
 const PAYLOADS: [Config; 4] = ['A', 'B', 'G', 'H'];
 /// Sets of drop-ins that a board may have.
@@ -30,7 +30,7 @@ pub(crate) const TRIAL_TICKS: usize = 2;
 /// Ticks of the core's longest wait, a day.
 pub(crate) const DAY_TICKS: usize = 8;
 
-/// What a config does to the board that runs it.
+/// The effect of a config on the board that runs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Nature {
     Good,
@@ -40,19 +40,19 @@ pub(crate) enum Nature {
     CrashesLate,
     /// The kernel panics as soon as it is used.
     Panics,
-    /// The board resets as soon as it is used, and nothing says why.
+    /// The board resets as soon as it is used, without a trace.
     Resets,
-    /// No server is reached under it.
+    /// It reaches no server.
     Lost,
-    /// None is reached after the first tick of each run.
+    /// It reaches no server after the first tick of each run.
     LostLater,
-    /// The node is short of memory by its thresholds, and by those of no other.
+    /// The node is short of memory by this config's thresholds, and by those of no other.
     Presses,
-    /// No configuration at all.
+    /// Not a configuration at all.
     Unparsable,
     /// A configuration with wrong values.
     Invalid,
-    /// The process ends while it parses it.
+    /// The process ends while it parses the payload.
     KillsParser,
 }
 
@@ -96,7 +96,7 @@ impl Cast {
         self.scenario.nature(config, layer)
     }
 
-    /// The local config beside this set of drop-ins.
+    /// The local config with this set of drop-ins.
     pub(crate) fn local(&self, layer: usize) -> LocalLayers {
         self.layers[layer].clone()
     }
@@ -114,7 +114,7 @@ impl Cast {
         self.by_payload.get(digest).copied()
     }
 
-    /// The config that a verdict under this id is about; the id is of its payload and a set of drop-ins.
+    /// The config that a verdict with this id is about; the id is of its payload and a set of drop-ins.
     pub(crate) fn with_id(&self, id: &str) -> Option<Config> {
         self.by_id.get(id).copied()
     }
@@ -123,8 +123,8 @@ impl Cast {
         self.payloads.get(&config).map(|text| Digest::of(text.as_bytes()).to_string()).unwrap_or_default()
     }
 
-    /// Name and key of the object that an operator names. Small letters are other names of a payload: `a` and `b` are further keys
-    /// of A's object, `o` is another object with A's payload.
+    /// Name and key of the object that an operator assigns. Small letters are other names of a payload: `a`
+    /// and `b` are further keys of A's object, `o` is another object with A's payload.
     fn place(asked: char) -> (&'static str, &'static str) {
         match asked {
             'A' => ("a", "kubelet"),
@@ -138,7 +138,7 @@ impl Cast {
         }
     }
 
-    /// `spec.configSource` of a Node that asks for this.
+    /// The `spec.configSource` for this assignment.
     pub(crate) fn source(asked: char) -> Value {
         match asked {
             LOCAL => Value::Null,
@@ -150,7 +150,7 @@ impl Cast {
         }
     }
 
-    /// The config whose payload this source leads to; None: to nothing that can be judged.
+    /// The config that this source leads to; `None` if it leads to nothing that can be judged.
     pub(crate) fn asked_for(asked: char, objects: Objects) -> Option<Config> {
         match asked {
             INVALID_SOURCE => None,
@@ -162,7 +162,7 @@ impl Cast {
         }
     }
 
-    /// The object of this name as this server has it.
+    /// The object of this name on this server.
     pub(crate) fn object(&self, name: &str, server: u64, objects: Objects) -> Value {
         let text = |config: Config| self.payloads[&config].clone();
         let data = match name {
@@ -184,7 +184,8 @@ impl Cast {
     }
 }
 
-/// What became of a server's objects: how often A's was edited to have B's payload, and then deleted and created again as it was.
+/// The history of a server's objects: how often A's was edited to have B's payload, and then deleted and
+/// created again with its first one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Objects(pub(crate) u8);
 
@@ -210,7 +211,7 @@ fn text(scenario: &Scenario, config: Config, pods: u32) -> String {
     let is_invalid_later = (1..LAYERS).any(|layer| nature(layer) == Nature::Invalid);
     let wrong = if nature(0) == Nature::Invalid { "healthzPort: 70000\n" } else { "" };
     let presses = if nature(0) == Nature::Presses { "evictionHard: {memory.available: 45%}\n" } else { "" };
-    // the drop-ins that it is invalid with lower the other threshold
+    // the drop-ins under which it is invalid lower the other threshold
     let low = if is_invalid_later { 70 } else { 50 };
     let fields = format!(
         "{}crashLoopThreshold: {}\nimageGCLowThresholdPercent: {low}\n{wrong}{presses}",
@@ -220,7 +221,7 @@ fn text(scenario: &Scenario, config: Config, pods: u32) -> String {
     payload(pods, &fields)
 }
 
-/// Renewals every 40 s: one is always under way when a tick is over.
+/// Renewals every 40 s: one is always under way at the end of a tick.
 fn terms(trial_ticks: usize) -> String {
     let hours = TICK.as_secs() / 3600 * trial_ticks as u64;
     format!("configTrialDuration: {hours}h\nnodeLeaseDurationSeconds: 160\nnodeStatusUpdateFrequency: 5m\n")

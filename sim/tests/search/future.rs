@@ -1,7 +1,7 @@
-//! What becomes of a state if nothing else goes wrong: the one path from it, and the cycle that ends it.
+//! The future of a state without further faults: the single path from it, and the cycle that ends the path.
 //!
-//! Always holds: every path ends in a cycle, for a state has a bounded number of keys; each state's future is found once. Liveness
-//! is judged by it.
+//! Always holds: every path ends in a cycle, because there are finitely many keys of states; the future of
+//! each state is computed once. Liveness is judged by it.
 
 use crate::acts::{Done, Kind, Stage};
 use crate::cast::Config;
@@ -9,9 +9,9 @@ use crate::state::State;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Steps after which a path that does not come round is a defect of its own.
+/// Steps after which a path without a cycle counts as a defect.
 const LONGEST: usize = 5000;
-/// Where counting starts and ticks ends.
+/// The largest count of starts and ticks.
 const MANY: u16 = 999;
 
 /// A link that is up all the time.
@@ -40,7 +40,7 @@ pub(crate) struct Cycle {
 }
 
 impl Cycle {
-    /// What its starts run.
+    /// The configs that its starts run.
     pub(crate) fn runs(&self) -> Vec<Config> {
         let starts = self.steps.iter().filter(|step| step.kind == Kind::Start);
         starts.map(|step| step.config.unwrap_or('?')).collect()
@@ -53,10 +53,10 @@ impl Cycle {
 
 #[derive(Clone)]
 pub(crate) struct Future {
-    /// Until the next renewal.
+    /// Starts until the next renewal.
     starts: u16,
     ticks: u16,
-    /// The largest of these from here on.
+    /// The largest of these counts from here on.
     pub(crate) most_starts: u16,
     pub(crate) most_ticks: u16,
     pub(crate) cycle: Rc<Cycle>,
@@ -84,7 +84,7 @@ impl Future {
 pub(crate) struct Futures(HashMap<(u64, usize, usize), Future>);
 
 impl Futures {
-    /// The future of a state over a link like this.
+    /// The future of a state over a link with this pattern.
     pub(crate) fn of(&mut self, stage: &Stage, state: &State, link: &[bool]) -> Result<Future, String> {
         let mut now = state.fork_in_peace();
         let mut path: Vec<((u64, usize, usize), Step)> = Vec::new();
@@ -116,7 +116,7 @@ impl Futures {
         Ok(future)
     }
 
-    /// The future of the first state of a cycle, which is measured by going round it twice more.
+    /// The future of the first state of a cycle, measured by passing through it twice more.
     fn close(
         &mut self,
         state: State,

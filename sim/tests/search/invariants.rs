@@ -1,10 +1,11 @@
-//! What must hold in every state and of every act, each under a name. What only time shows is judged on the fault-free future of
-//! every state.
+//! The invariants of every state and every act, by name. Liveness is judged on the fault-free future of every
+//! state.
 //!
-//! Always holds: an invariant looks at files and at what runs, never at the agent's own counts; a case in which nothing can be
-//! demanded is an excuse; excuses and judgements are counted, and an invariant that is never judged fails a search of `ENOUGH`
-//! states (fewer may hold no case of it). Leaves to others: pods, which these states have none of. That held pods are released, and
-//! that what pods do bans no config, is tested by `sim/tests/pods` and the scenarios.
+//! Always holds: an invariant reads files and the running config, never the agent's own counts; a case in
+//! which nothing can be required is an excuse; excuses and judgements are counted, and an invariant that is
+//! never judged fails a search of `ENOUGH` states (fewer may contain no case of it). Leaves to others: pods,
+//! which these states do not have. `sim/tests/pods` and the scenarios test that held pods are released, and
+//! that the acts of pods ban no config.
 
 use crate::acts::{Done, Stage, node_uid};
 use crate::cast::{Config, DAY_TICKS, INVALID_SOURCE, LAYERS, LOCAL, Nature};
@@ -13,11 +14,11 @@ use crate::scenarios::Scenario;
 use crate::state::{Records, State};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-/// Starts of a proven config that are counted before it is held, or handed to its fallback.
+/// Starts of a proven config that are counted before its pods are held, or before its fallback runs.
 const PROVEN_STARTS: usize = 11;
-/// Cuts in a row that are suffered.
+/// Cuts in a row that a config survives.
 const CUTS: usize = 28;
-/// Power-ons of a moment after which a config that works must run.
+/// Very short power-ons after which a working config must run.
 const POWER_ONS: usize = 60;
 /// Ticks before the end of a trial within which the last renewal must have been accepted.
 const RECENT: u8 = 0;
@@ -38,7 +39,7 @@ pub(crate) enum Invariant {
     GoodConfigWinsOverARareLink,
     ProvenRunsInShortPowerOns,
     OutageCondemnsNothing,
-    /// A config that alone makes the node worse is no last-known-good.
+    /// A config that makes the node worse by itself never becomes last-known-good.
     PressureIsNotPromoted,
     ObeysOnlyItsServer,
     NothingPanics,
@@ -59,7 +60,8 @@ pub(crate) const BASE: &[Invariant] = &[
     Invariant::ObeysOnlyItsServer,
 ];
 
-/// Those that are judged where records may be lost or unwritten: a crash loop may begin anew, a promotion may stay unknown.
+/// Invariants that are judged where records may be lost or unwritten: a crash loop may begin again there, and
+/// a promotion may stay unknown.
 pub(crate) const ROUGH: &[Invariant] = &[
     Invariant::NothingPanics,
     Invariant::RunsOnlyWhatIsValid,
@@ -69,7 +71,7 @@ pub(crate) const ROUGH: &[Invariant] = &[
     Invariant::ProvenIsNeverBanned,
 ];
 
-/// What is known while a search goes on.
+/// The state of the judge during a search.
 pub(crate) struct Judge<'a> {
     pub(crate) stage: &'a Stage,
     pub(crate) futures: Futures,
@@ -78,7 +80,7 @@ pub(crate) struct Judge<'a> {
     pub(crate) judged: BTreeMap<Invariant, u64>,
 }
 
-/// None: nothing to judge here. An error says how the promise is broken.
+/// `None` if there is nothing to judge here. An error describes the broken promise.
 type Judged = Option<Result<(), String>>;
 
 fn broken_if(is_broken: bool, how: impl FnOnce() -> String) -> Judged {
@@ -95,7 +97,7 @@ impl<'a> Judge<'a> {
         self.stage.scenario
     }
 
-    /// How the promise is broken, if it is.
+    /// The broken promise, if there is one.
     fn count(&mut self, invariant: Invariant, judged: Judged) -> Option<String> {
         let judged = judged?;
         *self.judged.entry(invariant).or_default() += 1;
@@ -107,7 +109,7 @@ impl<'a> Judge<'a> {
         None
     }
 
-    /// Of a state.
+    /// Judges a state.
     pub(crate) fn state(&mut self, invariant: Invariant, state: &State, records: &Records) -> Option<String> {
         let judged = self.judge_state(invariant, state, records);
         self.count(invariant, judged)
@@ -138,7 +140,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Of an act.
+    /// Judges an act.
     pub(crate) fn act(
         &mut self,
         invariant: Invariant,
@@ -179,7 +181,8 @@ impl<'a> Judge<'a> {
             }
             Invariant::CutOffIsNotPromoted => {
                 let promoted = promoted?;
-                // a trial is the sum of its runs: what is heard at the begin of each, and lost hours later, passes one that a cut divides
+                // a trial is the sum of its runs: a config that has contact at the beginning of each run, and
+                // loses it hours later, passes a trial that a cut divides
                 let is_heard_at_first = cast.nature(promoted, next.layer) == Nature::LostLater;
                 if is_heard_at_first && next.ghost.cuts > 0 {
                     return self.excuse(invariant);
@@ -199,7 +202,7 @@ impl<'a> Judge<'a> {
                 broken_if(state.ghost.banned.contains(&judged), || format!("{judged:?} was banned, and runs"))
             }
             Invariant::ProvenIsNeverBanned => {
-                // what another version thought before it was proven stands in that version's list
+                // the other version's list may contain a verdict from before the config was proven
                 if state.node.version != next.node.version {
                     return None;
                 }
@@ -229,7 +232,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    // ------------------------------------------------------------------------------------------ at any moment
+    // ------------------------------------------------------------------------------------------ at any
+    // moment
 
     fn runs_only_what_is_valid(&self, state: &State) -> Judged {
         let runs = state.running(&self.stage.cast)?;
@@ -244,7 +248,7 @@ impl<'a> Judge<'a> {
         broken_if(status == "True" && is_another, || format!("ConfigOK is True, and {runs} runs"))
     }
 
-    /// The starts of an unproven config that ends its runs are bounded, from one act of an operator to the next.
+    /// The starts of an unproven config that ends its runs are bounded, between two acts of an operator.
     fn crash_loop_ends(&self, state: &State, records: &Records) -> Judged {
         let threshold = usize::from(self.scenario().threshold);
         let cuts = usize::from(state.ghost.cuts).min(CUTS + 1);
@@ -253,7 +257,7 @@ impl<'a> Judge<'a> {
             if records.is_proven(*config) || !nature.ends_runs() {
                 continue;
             }
-            // a silent reset is a power cut to the board
+            // to the board a silent reset is a power cut
             let most = match nature {
                 Nature::Resets => 2 * (CUTS + 2),
                 _ => (threshold + 2) * 2 * (cuts + 1),
@@ -265,8 +269,8 @@ impl<'a> Judge<'a> {
         Some(Ok(()))
     }
 
-    /// A run acts on nothing but the word of the server it talks to: it assigns only what that server's Node asks for, and a Node
-    /// that never asked for anything takes nothing away.
+    /// A run obeys only the server that it talks to: it assigns only the source in that server's Node, and a
+    /// Node that never had a source removes nothing.
     fn obeys_only_its_server(
         &self,
         state: &State,
@@ -291,7 +295,7 @@ impl<'a> Judge<'a> {
         })
     }
 
-    /// What runs is what a start would choose, unless the run ends by itself.
+    /// The running config is the one that a start would choose, unless the run ends by itself.
     fn runs_what_a_start_chooses(&mut self, state: &State, records: &Records) -> Judged {
         let runs = state.running(&self.stage.cast).filter(|_| state.is_old)?;
         let (_, reason) = state.condition()?;
@@ -315,16 +319,17 @@ impl<'a> Judge<'a> {
         })
     }
 
-    // ------------------------------------------------------------------------------------------ in the future
+    // ------------------------------------------------------------------------------------------ in the
+    // future
 
-    /// Whether the board can be reached under this config, whatever its drop-ins are.
+    /// Whether the board can be reached under this config, with any of its drop-ins.
     fn works(&self, records: &Records, layer: usize, config: Config) -> bool {
         let mut layers = if self.scenario().drifts { 0..LAYERS } else { layer..layer + 1 };
         layers.all(|layer| self.stage.cast.nature(config, layer) == Nature::Good)
             && (config == LOCAL || records.checkpoints.contains(&config))
     }
 
-    /// Whether a config that works is among those that a start may choose.
+    /// Whether a start may choose a config that works.
     fn has_one_that_works(&self, state: &State) -> bool {
         let records = Records::of(state, &self.stage.cast);
         let banned = records.banned();
@@ -332,7 +337,8 @@ impl<'a> Judge<'a> {
         chain.any(|config| self.works(&records, state.layer, config))
     }
 
-    /// While a config that works is in the chain, renewals go on within a bound of starts and of silent ticks.
+    /// While the chain contains a config that works, renewals resume within a bound of starts and of silent
+    /// ticks.
     fn heartbeat_resumes(&mut self, future: &Future) -> Judged {
         if self.is_nobodys_to_judge(future) || !self.has_one_that_works(&future.cycle.state) {
             return self.excuse(Invariant::HeartbeatResumes);
@@ -352,7 +358,7 @@ impl<'a> Judge<'a> {
         })
     }
 
-    /// In the long run a config comes back at most once a day of running.
+    /// In the long run a config is tried again at most once a day of running time.
     fn changes_are_rare(&mut self, future: &Future) -> Judged {
         let cycle = &future.cycle;
         let records = Records::of(&cycle.state, &self.stage.cast);
@@ -372,8 +378,8 @@ impl<'a> Judge<'a> {
         })
     }
 
-    /// A config that is proven and falls silent, or under which the board resets without a trace, is nobody's to judge: rules d
-    /// and f spare it.
+    /// A proven config that falls silent, or under which the board resets without a trace, cannot be judged:
+    /// rules d and f spare it.
     fn is_nobodys_to_judge(&self, future: &Future) -> bool {
         let records = Records::of(&future.cycle.state, &self.stage.cast);
         let spared = |config: Config| {
@@ -385,7 +391,7 @@ impl<'a> Judge<'a> {
         [records.last_known_good, records.before].into_iter().any(spared)
     }
 
-    /// A good assigned config that nobody banned ends up running, and last-known-good.
+    /// A good assigned config that nobody banned becomes the running one, and last-known-good.
     fn good_config_wins(
         &mut self,
         invariant: Invariant,
@@ -394,14 +400,15 @@ impl<'a> Judge<'a> {
         link: &[bool],
     ) -> Judged {
         let wanted = state.wants().filter(|_| state.asks() != INVALID_SOURCE)?;
-        // a Node that asks for nothing takes away only what it asked for itself
+        // a Node without a source withdraws only its own assignment
         let is_strangers = wanted == LOCAL && records.assigned_by != node_uid(state.server);
         let is_held =
             records.bad.is_none() || records.doubted == Some(wanted) || records.banned().contains(&wanted);
-        // nothing that runs can hear of it
+        // the running config has no contact, so it cannot hear of the assignment
         let is_deaf = records.assigned != Some(wanted)
             && !records.chain().iter().any(|config| self.works(records, state.layer, *config));
-        // a change of the server's objects under a link that is rarely up, or of drop-ins, is as good as another config
+        // after a change of the server's objects over a rarely available link, or of drop-ins, it counts as
+        // another config
         let is_good = |layer: usize| self.stage.cast.nature(wanted, layer) == Nature::Good;
         let drifts = self.scenario().drifts;
         let is_good = if drifts { (0..LAYERS).all(is_good) } else { is_good(state.layer) };
@@ -418,7 +425,7 @@ impl<'a> Judge<'a> {
         let cycle = &future.cycle;
         let end = Records::of(&cycle.state, &self.stage.cast);
         let is_banned = end.banned().contains(&wanted) && !records.is_proven(wanted);
-        // its run just ended badly, and it tolerates no more of that
+        // its run just ended badly, and it tolerates no further bad end
         let is_end_counted = state.node.process.is_none() && state.end != crate::state::End::Clean;
         let is_banned_fairly = is_banned && (records.assigned != Some(wanted) || is_end_counted);
         if end.doubted == Some(wanted) || is_banned_fairly {

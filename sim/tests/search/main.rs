@@ -1,13 +1,14 @@
-//! A bounded search: the first states that a node can come to within a few faults, breadth first, over the real core on the fake
-//! board. `KEDGE_SEARCH_STATES` says how many of each scenario; a `+` behind a number in the list says that there are more, and the
-//! last line how many scenarios were searched to their end.
+//! A bounded search: the first states that a node can reach with a few faults, breadth first, over the real
+//! core on the fake board. `KEDGE_SEARCH_STATES` sets the number of states for each scenario; a `+` after a
+//! number in the list means that there are more, and the last line shows how many scenarios were searched
+//! completely.
 //!
-//! Owns the search and its table of promises that are known not to hold yet. Always holds: a state is the durable files, the
-//! running core and what the server holds; every act of `acts` is tried in every state; a broken promise is shown with the
-//! shortest way to it. Leaves to the simulation what takes long ways: torn writes, slow networks, clocks that jump.
+//! Owns the search and its table of promises that are known not to hold yet. Always holds: a state consists
+//! of the durable files, the running core and the server's objects; every act of `acts` is tried in every
+//! state; a broken promise is shown with the shortest way to it. Leaves faults that need long ways to the
+//! simulation: torn writes, slow networks, clocks that jump.
 //!
-//! `KEDGE_SEARCH_ONLY=words` looks at scenarios with these words in the
-//! title.
+//! `KEDGE_SEARCH_ONLY=words` searches only scenarios with these words in the title.
 
 mod acts;
 mod cast;
@@ -26,20 +27,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// States of a scenario unless somebody asks for more.
+/// Usual number of states of a scenario.
 const STATES: usize = 12;
-/// States of a scenario within which everything in [`OPEN`] is found.
+/// Number of states of a scenario that is enough to find everything in [`OPEN`].
 const ENOUGH: usize = 150;
 
-/// Promises that do not hold yet, by scenario, and why. A search of [`ENOUGH`] states breaks exactly these: who mends one takes its
-/// line out.
+/// Promises that do not hold yet, by scenario, and why. A search of [`ENOUGH`] states breaks exactly these: a
+/// change that fixes one removes its line.
 const OPEN: &[(&str, Invariant, &str)] = &[];
 
-/// What a search of one scenario came to.
+/// The result of the search of one scenario.
 struct Found {
     states: usize,
     is_complete: bool,
-    /// How each promise is broken first, and the way there.
+    /// For each promise its first violation, and the way there.
     broken: BTreeMap<Invariant, (String, Vec<String>)>,
     excuses: BTreeMap<Invariant, u64>,
     judged: BTreeMap<Invariant, u64>,
@@ -49,7 +50,7 @@ struct Search<'a> {
     judge: Judge<'a>,
     stage: &'a Stage,
     seen: HashSet<u64>,
-    /// How each state was reached: from which, and by what.
+    /// For each state, its predecessor and the act that led to it.
     ways: Vec<(usize, String)>,
     queue: VecDeque<(usize, State, Records)>,
     broken: BTreeMap<Invariant, (String, Vec<String>)>,
@@ -125,7 +126,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The shortest way to a state, for it was reached breadth first.
+    /// The shortest way to a state, because states are reached breadth first.
     fn way_to(&self, mut at: usize) -> Vec<String> {
         let mut way = Vec::new();
         while at != 0 {
@@ -139,7 +140,7 @@ impl<'a> Search<'a> {
 }
 
 impl State {
-    /// Which configs are banned from now on; lists that were lost ban only what is assigned.
+    /// Which configs are banned from now on; if lists were lost, only the assigned config can be banned.
     fn remember_bans(&mut self, before: &State, records: &Records, after: &Records) {
         let is_lost = records.bad.is_none() || after.bad.is_none() || records.doubted.is_some();
         if is_lost {
@@ -158,7 +159,7 @@ fn search(scenario: &'static Scenario, states: usize) -> Found {
     Search::new(&stage).run(states)
 }
 
-/// One scenario in words.
+/// One scenario and its result in words.
 fn told(scenario: &Scenario, found: &Found) -> String {
     let names: Vec<String> = found.broken.keys().map(|invariant| format!("{invariant:?}")).collect();
     let end = if found.is_complete { "" } else { "+" };
@@ -224,7 +225,7 @@ fn search_breaks_only_what_is_known_to_be_open() {
     println!("{} scenarios, {whole} of them to the end, {sum} states", results.len());
     println!("judged: {judged:?}; excused: {excuses:?}");
     let promised = chosen.iter().flat_map(|scenario| scenario.invariants());
-    // a panic is no judgement; and few states hold no promotion
+    // a panic is not a judgement, and a search of few states may have no promotion
     let promised =
         promised.filter(|of| *of != Invariant::NothingPanics && (only.is_empty() && states >= ENOUGH));
     let unjudged: BTreeSet<_> = promised.filter(|of| !judged.contains_key(of)).collect();

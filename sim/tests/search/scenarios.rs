@@ -1,55 +1,56 @@
-//! The scenarios of the search: which configs there are, what may go wrong and how often, and what must hold.
+//! The scenarios of the search: the configs of each, its possible faults and their number, and its
+//! invariants.
 
 use crate::cast::{Config, DAY_TICKS, LOCAL, Nature, TRIAL_TICKS};
 use crate::invariants::{BASE, Invariant, ROUGH};
 
-/// What may happen beside what the node does by itself, and is paid for.
+/// A fault or an act of somebody else; a scenario limits how often each happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The power goes, at rest or before any write.
+    /// The power fails, while the agent waits or before any write.
     Cut,
     /// The process is killed before any write.
     Kill,
-    /// A write fails, or all from one on.
+    /// A write fails, or all writes from one on.
     Fail,
     Crash,
     /// The machine panics.
     Panic,
     /// A planned stop.
     Stop,
-    /// The Node asks for something else.
+    /// The Node gets another source.
     Push,
-    /// The network goes.
+    /// The network fails.
     Outage,
     Upgrade,
-    /// Other drop-ins.
+    /// The drop-ins are replaced.
     DropIn,
     Forgive,
     /// The list of bad configs becomes unreadable.
     Garbage,
     /// A record is lost.
     Lose,
-    /// Run after run crashes at once, whatever runs.
+    /// Run after run crashes at once, whichever config runs.
     Storm,
     /// Power-on after power-on ends at once.
     Brownout,
-    /// The object is edited, or made anew.
+    /// The object is edited, or created again.
     Edit,
     /// The kubeconfig names the other server.
     Server,
-    /// Something else takes the node's memory, or gives it back.
+    /// Another program takes the node's memory, or releases it.
     Pressure,
 }
 
-/// How many kinds there are.
+/// The number of kinds of faults.
 pub(crate) const FAULTS: usize = Fault::Pressure as usize + 1;
 
 pub(crate) struct Scenario {
     pub(crate) title: &'static str,
-    /// Configs that are not good, under each set of drop-ins; one nature is for all of them.
+    /// Configs that are not good, under each set of drop-ins; a single nature applies to all sets.
     natures: &'static [(Config, &'static [Nature])],
     invariants: &'static [&'static [Invariant]],
-    /// What the Node may be made to ask for.
+    /// The assignments that a push may make.
     pub(crate) pushes: &'static str,
     pub(crate) faults: &'static [(Fault, u8)],
     /// Drop-ins change at every start.
@@ -57,15 +58,15 @@ pub(crate) struct Scenario {
     /// `crashLoopThreshold` of every config.
     pub(crate) threshold: u8,
     pub(crate) last_known_good: Config,
-    /// What was last-known-good before.
+    /// The last-known-good before that.
     pub(crate) before: Config,
-    /// A came with the image, and there was never a network.
+    /// A was on the image, and there was never a network.
     pub(crate) is_preloaded: bool,
-    /// What the Node asks for on the other server.
+    /// The assignment on the other server.
     pub(crate) second_server: char,
-    /// Ticks of the trial of every config that is pushed.
+    /// Ticks of the trial of every pushed config.
     pub(crate) trial_ticks: usize,
-    /// The Node asks from the beginning, and for ever, to forgive A.
+    /// The Node has an annotation that asks to forgive A, from the beginning and without end.
     pub(crate) asks_to_forgive: bool,
 }
 

@@ -1,8 +1,10 @@
-//! One state of the search: a node, what its server holds, what may still go wrong, and what the invariants have to remember.
+//! One state of the search: a node, its server's objects, the remaining faults, and the memory of the
+//! invariants.
 //!
-//! Always holds: a fork shares nothing with its origin; two states with the same [`State::key`] differ in nothing that a decision
-//! depends on: boots and runs are counted from now, what no rule can tell apart any more (running time beyond the trial, silence
-//! beyond a day) is cut off. Leaves to others: what can happen (`acts`).
+//! Always holds: a fork shares nothing with its origin; two states with the same [`State::key`] do not differ
+//! in anything that a decision depends on: boots and runs are counted relative to the present, and values
+//! that no rule can distinguish any more (running time beyond the trial, silence beyond a day) are cut off.
+//! Leaves to others: the possible acts (`acts`).
 
 use crate::cast::{Cast, Config, DAY_TICKS, LOCAL, Objects, TICK};
 use crate::scenarios::FAULTS;
@@ -22,20 +24,21 @@ pub(crate) enum End {
     Cut,
 }
 
-/// What the invariants remember of the way to a state.
+/// The invariants' memory of the way to a state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Ghost {
-    /// Starts of each config since an operator last did something.
+    /// Starts of each config since an operator last acted.
     pub(crate) starts: BTreeMap<Config, u8>,
     /// Ticks under each config since a renewal was last accepted.
     pub(crate) quiet: BTreeMap<Config, u8>,
-    /// Configs banned for good, until an act lifts it, each with the UID of its object: another object is not banned with it.
+    /// Configs banned for good, until an act lifts the ban, each with the UID of its object: the ban does not
+    /// apply to another object.
     pub(crate) banned: BTreeSet<(String, Config)>,
-    /// Power cuts since an operator last did something.
+    /// Power cuts since an operator last acted.
     pub(crate) cuts: u8,
-    /// Servers whose Node was read to ask for something.
+    /// Servers whose Node had a source when it was read.
     pub(crate) asked: BTreeSet<u64>,
-    /// Something else than a config was short of memory.
+    /// Memory was short for another reason than a config.
     pub(crate) was_pressed: bool,
 }
 
@@ -43,26 +46,26 @@ pub(crate) struct State {
     pub(crate) node: Node,
     /// Which of the two servers the kubeconfig names.
     pub(crate) server: usize,
-    /// What each server's Node asks for.
+    /// The assignment on each server.
     pub(crate) asks: [char; 2],
     pub(crate) objects: [Objects; 2],
-    /// The source that this run last read: of which server, and as which objects were.
+    /// The source that this run last read: its server, and the history of the objects at that time.
     pub(crate) read: Option<(usize, char, Objects)>,
-    /// The round of the ConfigMap's watch that was shown last, and as which objects were.
+    /// The last shown round of the ConfigMap's watch, and the history of the objects at that time.
     pub(crate) shown: (u64, Objects),
     pub(crate) link: bool,
-    /// Which set of drop-ins there is.
+    /// The present set of drop-ins.
     pub(crate) layer: usize,
     /// Whether a tick passed in this run.
     pub(crate) is_old: bool,
-    /// The memory changed in this tick: what the agent found of it is older.
+    /// The memory changed in this tick: the agent's last measurement is older.
     pub(crate) is_news: bool,
     /// Ticks of this run since its last contact.
     pub(crate) quiet: u8,
     pub(crate) end: End,
     /// Ticks of every trial.
     pub(crate) trial_ticks: usize,
-    /// What may still happen, how often.
+    /// The remaining number of each fault.
     pub(crate) left: [u8; FAULTS],
     pub(crate) ghost: Ghost,
 }
@@ -72,7 +75,7 @@ impl State {
         Self { node: self.node.fork(), ghost: self.ghost.clone(), ..*self }
     }
 
-    /// Another state of which nothing is remembered, and in which nothing more goes wrong.
+    /// A copy of the state without the invariants' memory, and without further faults.
     pub(crate) fn fork_in_peace(&self) -> Self {
         Self { node: self.node.fork(), ghost: Ghost::default(), left: [0; FAULTS], link: true, ..*self }
     }
@@ -82,23 +85,23 @@ impl State {
         Some(cast.with_pods(used))
     }
 
-    /// UID of the object that it is of.
+    /// UID of the object of the running config.
     pub(crate) fn running_uid(&self) -> Option<String> {
         let report = self.node.process.as_ref()?.node.report(self.node.now())?;
         Some(report.config.status.active?.config_map?.uid)
     }
 
-    /// What the Node asks for now.
+    /// The present assignment.
     pub(crate) fn asks(&self) -> char {
         self.asks[self.server]
     }
 
-    /// The config that its source leads to.
+    /// The config that the present source leads to.
     pub(crate) fn wants(&self) -> Option<Config> {
         Cast::asked_for(self.asks(), self.objects[self.server])
     }
 
-    /// Of everything that a decision may depend on.
+    /// The key of everything that a decision may depend on.
     pub(crate) fn key(&self) -> u64 {
         let mut hash = DefaultHasher::new();
         self.hash_disk(&mut hash);
@@ -109,7 +112,7 @@ impl State {
         hash.finish()
     }
 
-    /// The same with what may still happen, and what the invariants remember.
+    /// The same with the remaining faults, and the invariants' memory.
     pub(crate) fn whole_key(&self) -> u64 {
         let mut hash = DefaultHasher::new();
         (self.key(), self.link, self.end, self.left, &self.ghost).hash(&mut hash);
@@ -148,15 +151,16 @@ impl State {
         (config.state, config.startups, config.cuts, config.contact, config.obstacle).hash(hash);
         (config.condition.status, &config.condition.reason, &config.condition.message).hash(hash);
         let ran = config.ran_seconds / TICK.as_secs();
-        // a config that nothing waits for is settled after its trial; one that something waits for, after twice the longest wait
+        // a config without anything pending is settled after its trial; with something pending, after twice
+        // the longest wait
         let is_settled = matches!(config.state, "known-good" | "local") && config.condition.status == "True";
-        // and a tick more: from then on what the node shows is its own
+        // and one tick more: from then on what the node shows no longer depends on the past
         let most = if is_settled { self.trial_ticks + 1 } else { self.trial_ticks + 2 * DAY_TICKS };
         ran.min(most as u64).hash(hash);
     }
 }
 
-/// How often a wait doubles at most: from a quarter of a day, or from a minute in the local config's terms.
+/// Most doublings of a wait: from a quarter of a day, or from a minute in the local config's terms.
 const DOUBLINGS: u64 = 12;
 
 /// Boots and runs as the next decision sees them: this one or another, and how many runs ago.
@@ -171,9 +175,9 @@ fn count_from_now(record: &mut Value, boot: &str, runs: u64) {
                         *value = ago.min(3).into();
                     }
                     ("open", Value::String(open)) => *value = (open == boot).into(),
-                    // of verdicts that are dropped only when there are dozens
+                    // the order of verdicts matters only when there are dozens
                     ("order", _) => *value = 0.into(),
-                    // doubles a wait that ends at a day
+                    // doubles a wait that is limited to a day
                     ("tries" | "lost" | "held", Value::Number(times)) => {
                         *value = times.as_u64().unwrap_or_default().min(DOUBLINGS).into();
                     }
@@ -188,28 +192,28 @@ fn count_from_now(record: &mut Value, boot: &str, runs: u64) {
 /// One entry of `bad-configs.json`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// Of the object.
+    /// UID of the object.
     pub(crate) uid: String,
     pub(crate) config: Config,
-    /// Not to be tried again by itself.
+    /// The agent never tries it again by itself.
     pub(crate) is_final: bool,
 }
 
-/// The records as they lie on disk.
+/// The records on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Records {
-    /// None: it is unknown what is assigned.
+    /// `None` if the assignment is unknown.
     pub(crate) assigned: Option<Config>,
-    /// UID of the Node that asked for it.
+    /// UID of the Node that assigned it.
     pub(crate) assigned_by: String,
     pub(crate) is_source_invalid: bool,
     pub(crate) last_known_good: Config,
     pub(crate) before: Config,
-    /// None: the list cannot be read.
+    /// `None` if the list cannot be read.
     pub(crate) bad: Option<Vec<Verdict>>,
     /// Verdicts on this one were lost.
     pub(crate) doubted: Option<Config>,
-    /// Configs whose checkpoints are there.
+    /// Configs with a checkpoint on disk.
     pub(crate) checkpoints: BTreeSet<Config>,
 }
 
@@ -249,7 +253,7 @@ impl Records {
         }
     }
 
-    /// What a start tries, in order.
+    /// The configs that a start tries, in order.
     pub(crate) fn chain(&self) -> Vec<Config> {
         let assigned = match self.assigned {
             None if self.last_known_good == LOCAL => Some(LOCAL),
@@ -272,13 +276,14 @@ impl Records {
         [LOCAL, self.last_known_good, self.before].contains(&config)
     }
 
-    /// Final verdicts as they stand in the list.
+    /// Final verdicts in the list.
     pub(crate) fn finals(&self) -> BTreeSet<(String, Config)> {
         let finals = self.bad.iter().flatten().filter(|verdict| verdict.is_final);
         finals.map(|verdict| (verdict.uid.clone(), verdict.config)).collect()
     }
 
-    /// Configs banned until somebody lifts it: whatever stands in the list, what is proven since only waits.
+    /// Configs banned until somebody lifts it: a final verdict on a config that is proven only delays it,
+    /// whatever the list contains.
     pub(crate) fn banned(&self) -> BTreeSet<Config> {
         let finals = self.finals().into_iter().map(|(_, config)| config);
         finals.filter(|config| !self.is_proven(*config)).collect()

@@ -1,11 +1,12 @@
-//! The configurations of a simulation run, and what becomes of an agent under each: its nature, which a drop-in may change.
+//! The configurations of a simulation run, and the effect of each on the agent: its nature, which a drop-in
+//! may change.
 //!
-//! Always holds: a design is told from any other by its `maxPods`, so what runs can be recognised from outside.
+//! Always holds: the `maxPods` of a design identifies it, so the running one can be recognised from outside.
 
 use kedge_platform::fake::Random;
 use kedge_sim::{DEFAULT_PODS, HEADER};
 
-/// What a configuration does to the agent that runs it.
+/// The effect of a configuration on the agent that runs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Nature {
     Good,
@@ -13,19 +14,19 @@ pub(crate) enum Nature {
     CrashesAtOnce,
     /// It ends after this many tenths of its trial.
     CrashesAfter(u32),
-    /// A loop stops at once; the supervisor's watchdog ends it.
+    /// A loop of the agent hangs at once; the supervisor's watchdog ends the agent.
     Hangs,
-    /// The kernel ends it for memory at once.
+    /// The kernel ends the agent at once because of its memory.
     EatsMemory,
     /// The hardware watchdog resets the board at once, and leaves evidence.
     ResetsBoard,
-    /// The board reboots at once and nothing says why.
+    /// The board reboots at once without a trace.
     RebootsSilently,
     /// The kernel panics at once.
     Panics,
-    /// It runs, but the network is gone while it does.
+    /// It runs, but without a network.
     LosesContact,
-    /// No configuration at all.
+    /// Not a configuration at all.
     Unparsable,
     /// A configuration with wrong values.
     Invalid,
@@ -60,7 +61,7 @@ pub(crate) struct Design {
     pub(crate) max_pods: u32,
     pub(crate) trial_ms: u64,
     pub(crate) threshold: u8,
-    /// Without and with the drop-in.
+    /// Its natures without and with the drop-in.
     natures: [Nature; 2],
 }
 
@@ -70,17 +71,18 @@ impl Design {
         self.natures[drop_in]
     }
 
-    /// Running time after which nothing is held against it.
+    /// Running time after which no earlier crash counts against it.
     pub(crate) fn settled_ms(&self) -> u64 {
         self.trial_ms.max(60_000)
     }
 }
 
-/// What every configuration of a simulation run says, so that hours pass in few events.
+/// Fields of every configuration of a simulation run, so that hours pass with few events.
 pub(crate) const SLOWLY: &str =
     "nodeLeaseDurationSeconds: 160\nnodeStatusUpdateFrequency: 5m\nnodeStatusReportFrequency: 5m\n";
 
-/// Values that would silence a node for years, keep its disk or a processor busy, or end no trial: all are beyond a bound.
+/// Values that would silence a node for years, keep its disk or a processor busy, or never end a trial: each
+/// exceeds a bound.
 const HARMFUL: [(&str, &str); 6] = [
     ("nodeLeaseDurationSeconds: 160", "nodeLeaseDurationSeconds: 2147483647"),
     ("nodeLeaseDurationSeconds: 160", "nodeLeaseDurationSeconds: 1"),
@@ -90,13 +92,13 @@ const HARMFUL: [(&str, &str); 6] = [
     ("crashLoopThreshold: ", "healthzPort: 70000\ncrashLoopThreshold: "),
 ];
 
-/// What an operator sets to save traffic: the node then learns of a push by its renewals alone.
+/// An operator's setting to save traffic: the node then learns of a push only by its renewals.
 pub(crate) const WITHOUT_WATCHES: &str = "kedge: {watch: off}\n";
 
-/// The drop-in: it mends a threshold that is out of range, so a payload may be valid only with it.
+/// The drop-in: it corrects a threshold that is out of range, so a payload may be valid only with it.
 pub(crate) const DROP_IN: &str = "logging:\n  verbosity: 3\n";
 
-/// Designs for one run. `all_good`: none of them harms.
+/// Designs for one run. `all_good`: none of them does harm.
 pub(crate) fn designs(random: &mut Random, all_good: bool) -> Vec<Design> {
     (0..6).map(|number| design(random, number, all_good)).collect()
 }
@@ -106,7 +108,7 @@ fn design(random: &mut Random, number: u32, all_good: bool) -> Design {
         if all_good || random.percent(40) { Nature::Good } else { *random.pick(&BAD) }
     };
     let first = nature(random);
-    // what cannot be parsed cannot be parsed with any drop-in; wrong values can be mended by one
+    // an unparsable payload stays unparsable with any drop-in; wrong values may be corrected by one
     let second = match first {
         Nature::Unparsable => first,
         _ if random.percent(60) && first != Nature::Invalid => first,
@@ -123,7 +125,7 @@ fn design(random: &mut Random, number: u32, all_good: bool) -> Design {
     );
     match (first, second) {
         (Nature::Unparsable, _) => payload = format!("number: {max_pods}: ["),
-        // wrong alone and right under the drop-in, or wrong under both
+        // wrong alone but right with the drop-in, or wrong with both
         (Nature::Invalid, Nature::Invalid) => {
             let (field, harmful) = *random.pick(&HARMFUL);
             payload = payload.replace(field, harmful);
@@ -137,7 +139,7 @@ fn design(random: &mut Random, number: u32, all_good: bool) -> Design {
     Design { payload, max_pods, trial_ms, threshold, natures: [first, second] }
 }
 
-/// The design that has this `maxPods`; None for the local config.
+/// The design with this `maxPods`; `None` for the local config.
 pub(crate) fn with_pods(designs: &[Design], max_pods: u32) -> Option<&Design> {
     assert!(
         max_pods == DEFAULT_PODS || designs.iter().any(|design| design.max_pods == max_pods),

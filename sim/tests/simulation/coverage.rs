@@ -1,4 +1,4 @@
-//! How often each thing that can happen did happen: a simulation that never reaches a rule proves nothing about it.
+//! How often each possible thing happened: a simulation that never reaches a rule proves nothing about it.
 
 use std::collections::BTreeMap;
 
@@ -171,7 +171,7 @@ const MUST_REACH: [(&str, &[&str]); 12] = [
             "drop-ins change at each start",
         ],
     ),
-    // what the invariants do not judge, and why: each is counted, and a run has few
+    // cases that the invariants do not judge, and why: each is counted, and a run has few
     ("excuse", &["crashes forgotten", "everything forgotten", "last crash doubted", "files touched"]),
     ("state", &["local", "trial", "known-good", "fallback"]),
 ];
@@ -195,7 +195,7 @@ impl Coverage {
         self.0.get(&(kind, name)).copied().unwrap_or_default()
     }
 
-    /// What was never reached.
+    /// Everything that was never reached.
     pub(crate) fn missing(&self) -> Vec<String> {
         let each = MUST_REACH.iter().flat_map(|(kind, names)| names.iter().map(move |name| (*kind, *name)));
         each.filter(|(kind, name)| self.count(kind, name) == 0)

@@ -1,8 +1,8 @@
-//! What must hold after every step of every run, each under a name: the ten of the bounded model that the rules came from,
-//! and those of the issue they serve.
+//! The invariants after every step of every run, each under a name: the ten of the bounded model from which
+//! the rules came, and those of later issues.
 //!
-//! Always holds: an invariant looks at the world and at the model; of the agent it takes only what the agent says in
-//! public, to hold it against what is true.
+//! Always holds: an invariant reads the world and the model; of the agent it uses only public reports, to
+//! compare them with the truth.
 
 use crate::configs::{Design, Nature, with_pods};
 use crate::model::{Config, banned, checkpoint_path, startups_in, text, verdicts};
@@ -13,21 +13,22 @@ use kedge_core::{Digest, Report, Step};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Assigned, last-known-good and the one before it, and one that a transition has just left.
+/// Assigned, last-known-good and the one before it, and one that a transition no longer needs.
 const MOST_CHECKPOINTS: usize = 4;
-/// Of all files: the payloads of a run are small, and so is a list of verdicts.
+/// Bytes of all files: the payloads of a run are small, and so is a list of verdicts.
 const MOST_BYTES: usize = 64 * 1024;
-/// Eight reports of the status in a calm stretch; where it begins with a new server or after an outage, one request of each other kind
-/// and a status for each change of the condition.
+/// Eight reports of the status in a calm stretch; if it begins with a new server or after an outage, one
+/// request of each other kind and a status for each change of the condition.
 const MOST_REQUESTS: u32 = 24;
 
-/// A watch stays open; without watches an object is read each five minutes, and what is pushed or changes server is read once more.
+/// A watch stays open; without watches an object is read every five minutes, and once more after a push or a
+/// change of the server.
 const MOST_ROUNDS: u32 = 24;
-/// Two watches, each half minute at most, and eight quick tries of each.
+/// Two watches, each opened at most twice a minute, and eight quick tries of each.
 const MOST_ROUNDS_IN_VAIN: u32 = 2 * (3600 / 30 + 8);
-/// The start itself, its quarters of a trial, a verdict, a promotion, a wait.
+/// The writes of the start itself, its quarters of a trial, a verdict, a promotion, a wait.
 const WRITES_OF_A_START: u64 = 16;
-/// On average: counts of four configs, and a list with verdicts on a few.
+/// Average size of a write: counts of four configs, and a list with verdicts on a few.
 const BYTES_OF_A_WRITE: u64 = 8 * 1024;
 
 macro_rules! hold {
@@ -39,14 +40,14 @@ macro_rules! hold {
 }
 
 impl Simulation {
-    /// After every step.
+    /// Checks after every step.
     pub(crate) fn check(&self) -> Check {
         self.invariant_some_config_always_runs()?;
         self.invariant_a_cut_takes_nothing_back()?;
         self.invariant_the_agent_knows_its_disk()
     }
 
-    /// A start waits for nothing but its disk: not for the network, not for time.
+    /// A start waits only for its disk: not for the network, not for time.
     fn invariant_some_config_always_runs(&self) -> Check {
         let Some(process) = &self.world.process else { return Ok(()) };
         hold!(
@@ -56,7 +57,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A file that a start has read, or that was reported written, survives any power cut.
+    /// A file that a start has read, or whose write was reported as done, survives any power cut.
     fn invariant_a_cut_takes_nothing_back(&self) -> Check {
         hold!(
             self.taken_back.is_empty(),
@@ -69,7 +70,7 @@ impl Simulation {
     /// The agent's knowledge of its records matches the disk: it promises nothing that is not durable.
     fn invariant_the_agent_knows_its_disk(&self) -> Check {
         let running = self.world.process.as_ref().is_some_and(|process| process.step.is_none());
-        // a mutant lies about the disk: what that leads to must be noticed, not the lie
+        // a mutant reports false things about the disk: their effect must be noticed, not the report itself
         let lied_to = self.mutant.is_some_and(|mutant| mutant != Mutant::ProgressNotWritten);
         if !running || self.model.tampered || lied_to {
             return Ok(());
@@ -90,7 +91,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// When a config is about to be used.
+    /// Checks when a config is about to be used.
     pub(crate) fn invariants_of_a_start(&self, config: Option<Config>, report: &Report) -> Check {
         let used = self.world.used();
         hold!(
@@ -118,7 +119,7 @@ impl Simulation {
             !is_condemned || self.is_proven(config),
             "invariant_a_bad_config_is_not_tried_again (i3): {config:?} was condemned, and runs"
         );
-        // as the agent read it: it may be that it could not
+        // as the agent read it: perhaps it could not
         let path = StateFile::BadConfigs.path(&self.world.version);
         let told = self.model.told.get(&path).and_then(Option::as_ref);
         let bad = told.and_then(|bytes| serde_json::from_slice(bytes).ok()).unwrap_or(Value::Null);
@@ -129,7 +130,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// It has been last-known-good, now or just before: nothing bans it.
+    /// It is or was last-known-good: nothing bans it.
     pub(crate) fn is_proven(&self, config: Config) -> bool {
         let good = self.world.file("last-known-good").unwrap_or_default();
         [&good, &good["previous"]]
@@ -137,8 +138,8 @@ impl Simulation {
             .any(|record| self.named(record).is_some_and(|good| good.payload == config.payload))
     }
 
-    /// i4: N + 1 crashes with no whole trial between them, and then no more. Of a proven config eleven, and eleven more while pods
-    /// are held.
+    /// i4: N + 1 crashes without a whole trial between them, and no further ones. Of a proven config eleven,
+    /// and eleven more while pods are held.
     fn invariant_a_crash_loop_ends(&self, config: Config, design: &Design) -> Check {
         let crashes = self.model.past.get(&config.payload).map_or(0, |past| past.crashes);
         let most = if self.is_proven(config) { 2 * STARTUPS as u32 - 1 } else { design.threshold.into() };
@@ -152,7 +153,7 @@ impl Simulation {
     fn invariant_a_trial_is_recorded_before_it_begins(&self, config: Config, report: &Report) -> Check {
         let startups = self.world.startups();
         let recorded = self.is_open(&startups, config);
-        // one that ran for all of its trial and could not be promoted yet is as good as known
+        // a config that ran for its whole trial but could not be promoted yet counts as known
         let survived = self.survived_a_trial(config, report);
         hold!(
             recorded || report.config.state != "trial" || survived,
@@ -166,7 +167,8 @@ impl Simulation {
         design.is_some_and(|design| report.config.ran_seconds * 1000 >= design.settled_ms())
     }
 
-    /// The agent claims no more running time than there was, and a cut costs no more than the time since the last save.
+    /// The agent reports no more running time than there was, and a cut loses no more than the time since the
+    /// last save.
     fn invariant_running_time_is_real(&self, config: Config, report: &Report) -> Check {
         let Some(past) = self.model.past.get(&config.payload) else { return Ok(()) };
         let claimed = Duration::from_secs(report.config.ran_seconds);
@@ -197,7 +199,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// i2: when it is written.
+    /// i2, when the record is written.
     pub(crate) fn invariant_last_known_good_survived_a_trial(&self, record: &Value) -> Check {
         if record["local"] == true {
             return Ok(());
@@ -222,13 +224,13 @@ impl Simulation {
         Ok(())
     }
 
-    /// `status.config` and the condition, when they are sent.
+    /// Checks `status.config` and the condition when they are sent.
     pub(crate) fn invariant_status_never_claims_what_is_not_on_disk(&self, sent: &Value) -> Check {
         let report = self.report().expect("a config is in use");
         self.invariant_true_means_that_current_runs(&report)?;
         for (part, path) in [("assigned", "current"), ("lastKnownGood", "last-known-good")] {
             let Some(claimed) = sent.get(part).filter(|claimed| !claimed.is_null()) else { continue };
-            // in the midst of a transition it may still be what it was before
+            // in the middle of a transition it may still have its previous content
             let tellings = [self.model.told.get(path), self.model.told_before.get(path)];
             let records = tellings.map(|told| {
                 let told = told.and_then(Option::as_ref);
@@ -248,7 +250,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Whether a later version of the object that is claimed has the payload that is recorded: it is not worth a record.
+    /// Whether a later version of the reported object has the recorded payload: such a version is not
+    /// recorded.
     fn has_recorded_payload(&self, claimed: &Value, record: &Value) -> bool {
         let now = self.world.hub.config_map(text(claimed, "/configMap/name"));
         let mut versions = self.old_maps.iter().map(|(_, map)| map).chain(&now);
@@ -263,7 +266,8 @@ impl Simulation {
         })
     }
 
-    /// When verdicts are written: bounded, and in a good world none (i5), or only suspicions (i10).
+    /// Checks verdicts when they are written: bounded, and in a good world none (i5), or only suspicions
+    /// (i10).
     pub(crate) fn invariants_of_verdicts(&self, bad: &Value) -> Check {
         let entries = bad.as_object().map_or(0, |bad| bad.len());
         hold!(entries <= BAD_UIDS, "invariant_records_are_bounded: {entries} UIDs in bad-configs.json");
@@ -278,7 +282,7 @@ impl Simulation {
                 Ok(())
             }
             Mode::OneOutage => {
-                // one outage makes one suspicion, which the next contact lifts
+                // one outage causes one suspicion, which the next contact lifts
                 let twice =
                     |verdict: &Value| verdict["kind"] != "contact" || verdict["tries"].as_u64() >= Some(2);
                 hold!(verdicts(bad, twice).is_empty(), "invariant_one_outage_condemns_nothing (i10): {bad}");
@@ -296,7 +300,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// When startups are written: no more of them were counted than there were ends that count.
+    /// Checks startups when they are written: never more of them than ends that count.
     pub(crate) fn invariant_an_end_counts_once(&mut self, record: &Value) -> Check {
         let wrong = self.model.startups_written(&startups_in(record));
         hold!(
@@ -306,7 +310,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// When one is set aside: nothing but damage makes a record unreadable, however its write ended.
+    /// Checks a record when it is set aside: only damage can make it unreadable, never an interrupted write.
     pub(crate) fn invariant_no_record_is_torn(&self, file: &StateFile) -> Check {
         let path = file.path(&self.world.version);
         hold!(
@@ -318,7 +322,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// When verdicts are written: one that was forgiven is not condemned for what happened before.
+    /// Checks verdicts when they are written: a forgiven config is not condemned because of its past.
     pub(crate) fn invariant_a_forgiven_config_is_tried(&mut self, bad: &Value) -> Check {
         let counted = ["crashLoop", "cuts"];
         for judged in verdicts(bad, |verdict| counted.contains(&text(verdict, "/kind"))) {
@@ -339,7 +343,7 @@ impl Simulation {
 
     // ------------------------------------------------------------------------------------------ at rest
 
-    /// No more faults, and nothing has happened for hours.
+    /// After the faults, when nothing has happened for hours.
     pub(crate) fn invariants_at_rest(&self) -> Check {
         let report = self.report().expect("a config is in use");
         self.invariant_the_disk_does_not_fill()?;
@@ -351,9 +355,9 @@ impl Simulation {
         self.invariant_a_trial_ends(&report)
     }
 
-    /// However often was pushed: what is assigned, what to fall back to, and small records.
+    /// After any number of pushes the disk has the assigned config, its fallbacks, and small records.
     fn invariant_the_disk_does_not_fill(&self) -> Check {
-        // beside a record that cannot be read none is known to be useless
+        // if a record cannot be read, no checkpoint is known to be useless
         let is_unknown = |path: &str| self.world.disk.read(path) == Read::SetAside;
         if self.model.tampered || is_unknown("current") || is_unknown("last-known-good") {
             return Ok(());
@@ -369,7 +373,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// A stretch of forty minutes without a start or a write: the status every five minutes, and what was late.
+    /// In a stretch of forty minutes without a start or a write: the status every five minutes, and delayed
+    /// requests.
     fn invariant_a_node_at_rest_asks_rarely(&self) -> Check {
         let requests = &self.requests;
         hold!(
@@ -386,7 +391,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// An hour in which every watch ends at once: of two, each half minute at most, after a few quick tries.
+    /// In an hour in which every watch ends at once: each of two watches is opened twice a minute at most,
+    /// after a few quick tries.
     pub(crate) fn invariant_a_watch_in_vain_is_opened_rarely(&self) -> Check {
         let rounds = self.rounds;
         hold!(
@@ -396,8 +402,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Of a stretch of forty minutes: starts, writes and bytes before it. A start and its trial write a few records; a node that has
-    /// nothing new to record must not write each minute.
+    /// In a stretch of forty minutes: starts, writes and bytes before it. A start and its trial write a few
+    /// records; a node without anything new to record must not write every minute.
     pub(crate) fn invariant_flash_is_spared(&self, (starts, writes, bytes): (u64, u64, u64)) -> Check {
         let starts = self.world.starts - starts;
         let (writes, bytes) = (self.model.writes - writes, self.model.bytes_written - bytes);
@@ -410,7 +416,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// The renewals go on while a disk answers nothing for an hour.
+    /// Renewals continue while a disk does not respond for an hour.
     pub(crate) fn invariant_a_stalled_disk_silences_nothing(&self) -> Check {
         let there = (self.world.time - self.renewed_at).as_secs();
         hold!(
@@ -420,7 +426,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Flash wears by writes, and labels may change each minute for years.
+    /// Flash wears by writes, and labels may change every minute for years.
     pub(crate) fn invariant_metadata_edits_write_nothing(&self, before: (u64, u64)) -> Check {
         let after = (self.world.starts, self.model.writes);
         hold!(
@@ -430,7 +436,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// As the API server has it, and as the agent says.
+    /// On the API server, and in the agent's report.
     fn invariant_the_heartbeat_resumes(&self, report: &Report) -> Check {
         let there = (self.world.time - self.renewed_at).as_secs();
         let said = report.lease.seconds_since_renewal;
@@ -443,7 +449,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// The API server has what the agent says.
+    /// The API server has the agent's latest report.
     fn invariant_the_last_word_arrived(&self, report: &Report) -> Check {
         let said = &report.config.condition;
         let there = self.world.hub.condition("ConfigOK").unwrap_or_default();
@@ -466,13 +472,15 @@ impl Simulation {
         Ok(())
     }
 
-    /// A list was lost, and its successor doubts what is assigned; or an entry without contents bans a whole object.
+    /// A list was lost, and its successor doubts the assigned config; or an entry without contents bans a
+    /// whole object.
     pub(crate) fn has_unclear_verdicts(&self) -> bool {
         let bad = self.world.bad_configs();
         bad.as_object().is_some_and(|bad| bad.values().any(|entry| entry.get("contents").is_none()))
     }
 
-    /// i4 (settle), i9: a good config ends as active and last-known-good, a bad one ends condemned, and something says so.
+    /// i4 (settle), i9: a good config becomes active and last-known-good, a bad one is condemned, and the
+    /// report shows it.
     fn invariant_a_trial_ends(&self, report: &Report) -> Check {
         let state = report.config.state;
         hold!(
@@ -507,7 +515,7 @@ impl Simulation {
         if active == Some(assigned) && state == "known-good" {
             let good = self.recorded("last-known-good");
             hold!(
-                // it may be on record as another object with the same payload
+                // it may be recorded as another object with the same payload
                 self.model.tampered || good.map(|good| good.payload) == Some(assigned.payload),
                 "invariant_a_good_config_wins (i9): {assigned:?} runs, last-known-good is {good:?}"
             );
@@ -518,11 +526,12 @@ impl Simulation {
             "invariant_true_means_that_current_runs (i8): {assigned:?} does not run: {condition:?}"
         );
         if self.model.tampered {
-            // files changed under a running agent are read by its next start
+            // the next start reads files that were changed under a running agent
             return Ok(());
         }
         let unclear = condition.status == "Unknown";
-        // beside a list of verdicts that could not be read none can be written: the counts on disk are the verdict then
+        // after an unreadable list of verdicts none can be written: then the counts on disk act as the
+        // verdict
         let path = StateFile::BadConfigs.path(&self.world.version);
         let list_unknown = self.world.disk.read(&path) == Read::SetAside;
         hold!(
@@ -546,7 +555,7 @@ impl Simulation {
         self.world.disk.is(path, told)
     }
 
-    /// Whether the source that the API server has explains that nothing clear is assigned.
+    /// Whether the source on the API server explains an unclear assignment.
     fn unclear_for_a_reason(&self, reason: &str) -> bool {
         if reason.contains("the list of bad configs is unknown") {
             return true;

@@ -1,13 +1,15 @@
-//! The simulation of one node: thousands of runs, each from a seed, of the core, a board, a hub and an operator on one thread.
+//! The simulation of one node: thousands of runs, each from a seed, of the core, a board, a hub and an
+//! operator on one thread.
 //!
-//! Owns which runs there are and what they must reach together. What can happen: power cuts between any two steps and within a
-//! write, failing, full and read-only disks, dead, half-dead, slow and lying networks, clocks that jump or are missing,
-//! agents that are replaced, and configs that crash, hang, eat memory or take the board down.
-//! Always holds: the same seed gives the same run; every invariant notices a broken promise (`mutants`).
+//! Owns the set of runs and the coverage that they must reach together. Possible events: power cuts between
+//! any two steps and within a write, failing, full and read-only disks, dead, half-dead, slow and lying
+//! networks, clocks that jump or are missing, agents that are replaced, and configs that crash, hang, use up
+//! memory or take the board down. Always holds: the same seed gives the same run; every invariant notices a
+//! broken promise (`mutants`).
 //!
-//! A failing seed prints its trace and the command that runs it again. `KEDGE_SIM_SEEDS=n` runs n seeds, at most
-//! `KEDGE_SIM_SECONDS` long and until `KEDGE_SIM_FAILURES` of them failed, `KEDGE_SIM_SEED=s` one. `KEDGE_SIM_MUTANT=m` breaks
-//! that promise only.
+//! A failing seed prints its trace and the command that runs it again. `KEDGE_SIM_SEEDS=n` runs n seeds, at
+//! most `KEDGE_SIM_SECONDS` long and until `KEDGE_SIM_FAILURES` of them failed, `KEDGE_SIM_SEED=s` one.
+//! `KEDGE_SIM_MUTANT=m` breaks that promise only.
 
 mod configs;
 mod coverage;
@@ -25,16 +27,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Runs unless somebody asks for more.
+/// Usual number of runs.
 const SEEDS: u64 = 500;
-/// Runs that together must reach everything: time ends no run before. Fewer may miss a rule by chance.
+/// Runs that together must reach everything, even if the time limit passes. Fewer may miss a rule by chance.
 const ENOUGH: u64 = 1000;
-/// Fewest and most acts of a run, before everything comes to rest; most of them are several events.
+/// Fewest and most acts of a run before the faults stop; most acts are several events.
 const ACTS: (u64, u64) = (40, 160);
-/// Runs within which each mutant must be noticed.
+/// Runs in which each mutant must be noticed.
 const MUTANT_SEEDS: u64 = 1000;
 
-/// What one run came to.
+/// The result of one run.
 struct SimulationResult {
     coverage: Coverage,
     events: u64,
@@ -75,7 +77,7 @@ fn number_from_environment(name: &str) -> Option<u64> {
     text_from_environment(name)?.parse().ok()
 }
 
-/// Time since the simulation began: for its progress and its limit, not for what it simulates.
+/// Real time since the simulation began: for its progress and its limit, not for the simulated world.
 #[derive(Clone, Copy)]
 struct Stopwatch(std::time::Instant);
 
@@ -98,11 +100,11 @@ struct Runs {
     watch: Stopwatch,
     taken: AtomicU64,
     failed: AtomicU64,
-    /// Failures after which no other run begins.
+    /// Number of failures after which no further run begins.
     failures: u64,
 }
 
-/// What all runs came to.
+/// The result of all runs.
 #[derive(Default)]
 struct Sum {
     coverage: Coverage,
@@ -149,7 +151,7 @@ impl Runs {
     }
 }
 
-/// Runs the seed once more and tells its trace.
+/// Runs the seed again and prints its trace.
 fn print_trace_and_fail(seed: u64, failure: &str) -> ! {
     let trace = simulate(seed, None, true).trace;
     let shown = trace.len().saturating_sub(400);
@@ -201,6 +203,7 @@ fn runs_keep_every_invariant_and_reach_every_rule() {
         sum.coverage.table()
     );
     let missing = sum.coverage.missing();
+    // fewer runs may miss a rule by chance
     assert!(sum.runs < ENOUGH || missing.is_empty(), "never reached: {missing:?}");
 }
 
@@ -211,7 +214,7 @@ fn same_seed_gives_the_same_run() {
     }
 }
 
-/// Runs the mutant's world until its invariant notices; else says who noticed instead.
+/// Runs the mutant's world until its invariant notices; otherwise names the one that noticed instead.
 fn noticed(mutant: Mutant, invariant: &str, first: u64) -> Result<(), String> {
     let mut others = BTreeSet::new();
     for seed in std::iter::once(first).chain(0..MUTANT_SEEDS) {
@@ -235,7 +238,7 @@ fn every_broken_promise_is_noticed_by_its_invariant() {
     assert!(unnoticed.is_empty(), "{unnoticed:#?}");
 }
 
-/// A cut within a write must not hide that it took back an older content than the acknowledged one.
+/// A cut within a write must not hide that an older content than the acknowledged one is back.
 #[test]
 fn name_lost_under_its_next_write_is_noticed() {
     let failures =

@@ -1,9 +1,9 @@
-//! What really happened, as the simulation saw it from outside, and the invariants that compare it with what the agent
-//! does, says and writes.
+//! The true history, as the simulation sees it from outside, for the invariants that compare it with the
+//! agent's acts, reports and writes.
 //!
-//! Always holds: nothing here is taken from the agent's own counts; running time, contact and crashes are those of the
-//! simulated world. Where the rules allow the agent to forget (a new assignment, a damaged record, another version), the
-//! model forgets, too.
+//! Always holds: nothing here uses the agent's own counts; running time, contact and crashes are those of the
+//! simulated world. Where the rules allow the agent to forget (a new assignment, a damaged record, another
+//! version), the model forgets, too.
 
 use crate::configs::Design;
 use kedge_core::{ConfigId, Digest};
@@ -11,19 +11,19 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A configuration as the agent counts it, and which design its payload is.
+/// A configuration as the agent counts it, and the design of its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// Of the ConfigMap's UID: verdicts are about one object.
+    /// Digest of the ConfigMap's UID: a verdict is about one object.
     pub(crate) object: Digest,
-    /// With the drop-ins that there are: verdicts of text are about that.
+    /// The payload with the present drop-ins: verdicts on a text are about that.
     pub(crate) id: ConfigId,
-    /// Counts, and verdicts of deeds, are about that.
+    /// Counts, and verdicts on deeds, are about the payload.
     pub(crate) payload: Digest,
     pub(crate) max_pods: u32,
 }
 
-/// What a configuration went through.
+/// The history of a configuration.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Past {
     /// Running time since the last crash.
@@ -32,64 +32,67 @@ pub(crate) struct Past {
     pub(crate) renewed: Option<Duration>,
     /// Crashes of recorded runs since it last ran for a whole trial.
     pub(crate) crashes: u32,
-    /// Running time last written durably, if nothing allows to forget it.
+    /// Running time last written durably, while nothing allows the agent to forget it.
     pub(crate) saved_ms: Option<u64>,
 }
 
 /// The run under way.
 #[derive(Debug, Clone)]
 pub(crate) struct Run {
-    /// What runs; None is the local config.
+    /// The running config; `None` is the local one.
     pub(crate) config: Option<Config>,
     pub(crate) since: Duration,
     /// Its start is on disk.
     pub(crate) recorded: bool,
-    /// Something else is assigned since: the counts of that take the place of its own, whatever becomes of this run.
+    /// Another config was assigned meanwhile: its counts will replace those of this run, however the run
+    /// ends.
     pub(crate) superseded: bool,
 }
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Model {
     pub(crate) past: BTreeMap<Digest, Past>,
-    /// The same under the other agent versions: each judges for itself.
+    /// The same under the other agent versions: each version judges by itself.
     elsewhere: BTreeMap<String, BTreeMap<Digest, Past>>,
-    /// What ran last and with which drop-ins, as the start under way read it; None: it could not read that.
+    /// The config that ran last and its drop-ins, as the current start read them; `None` if it could not read
+    /// that.
     pub(crate) read_last: Option<(Digest, Option<ConfigId>)>,
     /// Final verdicts that were durable, per agent version.
     pub(crate) condemned: BTreeSet<(String, Judged)>,
     pub(crate) run: Option<Run>,
     /// The agent's knowledge of its files in this run: read, or reported written.
     pub(crate) told: BTreeMap<String, Option<Vec<u8>>>,
-    /// The same in the run that ended last.
+    /// The same at the end of the last run.
     pub(crate) told_last: BTreeMap<String, Option<Vec<u8>>>,
     /// The same before the transition under way.
     pub(crate) told_before: BTreeMap<String, Option<Vec<u8>>>,
     /// Files were changed behind the agent's back in this run.
     pub(crate) tampered: bool,
     pub(crate) writes: u64,
-    /// Of these writes.
+    /// Bytes of these writes.
     pub(crate) bytes_written: u64,
     /// The config in use has just begun to run.
     pub(crate) fresh: bool,
-    /// The last crash if nothing about it is on disk yet, and what the config had behind it before. The record of an end is
-    /// the only proof then, and the next end replaces it: the crash may remain uncounted.
+    /// The last crash if no record on disk shows it yet, and the config's history before it. Then the record
+    /// of the run's end is the only proof, and the next end replaces it: the crash may remain uncounted.
     last_crash: Option<(Digest, Past)>,
-    /// Crashes that only a verdict proves, and what the configs had behind them before: the counts on disk do not know of them
-    /// yet, and removing the verdict by hand removes the proof.
+    /// Crashes that only a verdict proves, and the configs' history before them: the counts on disk do not
+    /// contain them yet, so removing the verdict by hand removes the proof.
     judged: BTreeMap<Digest, Past>,
-    /// Ends that count, of whatever ran.
+    /// Ends that count, under any config.
     ends: u64,
-    /// Startups that were counted, as last acknowledged or read, and the ends there had been by then.
+    /// Counted startups, as last acknowledged or read, and the number of ends at that time.
     counted: BTreeMap<Option<Digest>, (u64, u64)>,
-    /// Contents that somebody asked to forgive.
+    /// Contents for which somebody asked forgiveness.
     pub(crate) forgiving: BTreeSet<Judged>,
-    /// Those whose verdicts are gone from the disk, and that had no chance to fail since.
+    /// Contents whose verdicts are gone from the disk, and that had no chance to fail since.
     pub(crate) forgiven: BTreeSet<Judged>,
-    /// How often something was forgotten that an agent could have been held to.
+    /// How often an excuse applied to something that could otherwise be required of an agent.
     pub(crate) excuses: BTreeMap<&'static str, u64>,
 }
 
-/// What a verdict is about: a content of an object, given by the digest of its UID, or all with this payload.
+/// The subject of a verdict: a content of an object, given by the digest of its UID, or every object with
+/// this payload.
 pub(crate) type Judged = (Digest, About);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,7 +102,7 @@ pub(crate) enum About {
 }
 
 impl Config {
-    /// Every verdict that is about it.
+    /// Every possible verdict about it.
     pub(crate) fn judged(self) -> [Judged; 2] {
         [(self.object, About::Text(self.id)), (self.object, About::Deeds(self.payload))]
     }
@@ -123,7 +126,8 @@ impl Model {
         self.fresh = true;
     }
 
-    /// This config is about to run: with other drop-ins, or if something else ran meanwhile, its time begins anew.
+    /// This config is about to run: with other drop-ins, or if another config ran meanwhile, its time starts
+    /// from zero.
     pub(crate) fn starts(&mut self, config: Config) {
         if self.begins_anew(config.payload, Some(config.id)) {
             let past = self.past.entry(config.payload).or_default();
@@ -131,12 +135,13 @@ impl Model {
         }
     }
 
-    /// Whether the running time of a config that starts begins anew, by what the start has read.
+    /// Whether the running time of a starting config starts from zero, by the records that the start has
+    /// read.
     fn begins_anew(&self, payload: Digest, id: Option<ConfigId>) -> bool {
         self.read_last != Some((payload, id))
     }
 
-    /// Time ran, up to now, under whatever runs.
+    /// Counts the time up to now for the running config.
     pub(crate) fn ran(&mut self, now: Duration, designs: &[Design]) {
         let Some(run) = &mut self.run else { return };
         let time = now.saturating_sub(run.since);
@@ -159,8 +164,8 @@ impl Model {
         }
     }
 
-    /// The run is over. `crashed`: in a way that counts, and `open` says whether the disk knows that it ran. `left_open` are the
-    /// configs whose records are open on disk, whatever runs.
+    /// The run ended. `crashed`: in a way that counts; `open`: whether the disk shows that it was running.
+    /// `left_open`: the configs whose records on disk are open, whichever one runs.
     pub(crate) fn ends(
         &mut self,
         now: Duration,
@@ -174,19 +179,19 @@ impl Model {
         let run = self.run.take();
         self.forgiving.clear();
         if crashed {
-            // it may have been its start that crashed
+            // perhaps its start crashed
             self.forgiven.clear();
         }
-        // after a write that failed half-way, or a change by hand, it is unknown what a cut leaves
+        // after a write that failed half-way, or a change by hand, it is unknown what remains after a cut
         self.told_last = std::mem::take(&mut self.told);
         if std::mem::take(&mut self.tampered) {
             self.told_last.clear();
         }
         self.doubt_last_crash();
         if crashed && run.as_ref().is_none_or(|run| !run.recorded) {
-            // It died at its start, or what ran could not be recorded: all that is known of this end is its boot, so it is
-            // held against the record that is still open there. That of a config which was condemned is, if the disk
-            // refused its verdict and the closing of its record.
+            // It died at its start, or its run could not be recorded: all that is known of this end is its
+            // boot, so it counts against the record that is still open there. The record of a condemned
+            // config is still open if the disk refused its verdict and the closing of its record.
             for payload in left_open {
                 if let Some(past) = self.past.get_mut(payload) {
                     past.saved_ms = None;
@@ -213,8 +218,8 @@ impl Model {
         }
     }
 
-    /// Counts are durable, and this config is what ran last by them: any other begins its time anew. What a start writes is what
-    /// it read, brought up to date: it may not say less.
+    /// Counts are durable, and by them this config ran last: any other starts its time from zero. A start
+    /// writes the counts that it read, brought up to date: they may not shrink.
     pub(crate) fn saved(&mut self, last: Option<(Digest, Option<ConfigId>)>, ran_ms: Option<u64>) {
         let starting = self.run.is_none();
         self.counts_are_of(last.map(|(payload, _)| payload));
@@ -224,33 +229,34 @@ impl Model {
         past.saved_ms = if goes_on { ran_ms.max(past.saved_ms) } else { ran_ms };
     }
 
-    /// This config ran last by the counts on disk: the running time that was saved of any other is void.
+    /// By the counts on disk this config ran last: the saved running time of any other no longer counts.
     pub(crate) fn counts_are_of(&mut self, last: Option<Digest>) {
         for (_, past) in self.past.iter_mut().filter(|(other, _)| Some(**other) != last) {
             past.saved_ms = None;
         }
     }
 
-    /// Counts were written: what led to them is known for good.
+    /// Counts were written: the crashes that led to them are now recorded for good.
     pub(crate) fn proven_by_counts(&mut self) {
         self.last_crash = None;
         self.judged.clear();
     }
 
-    /// Verdicts were written: the last crash is known as long as they stay.
+    /// Verdicts were written: the last crash is recorded for as long as they stay.
     pub(crate) fn proven_by_verdict(&mut self) {
         self.judged.extend(self.last_crash.take());
     }
 
-    /// The proofs of the crashes behind verdicts may be gone from the disk: the crashes may remain uncounted from now on.
+    /// The proofs of the crashes behind verdicts may be gone from the disk: the crashes may remain uncounted
+    /// from now on.
     fn doubt_judged(&mut self) {
         for (id, before) in std::mem::take(&mut self.judged) {
             self.past.insert(id, Past { saved_ms: None, ..before });
         }
     }
 
-    /// Startups of each config (None: the local one) are durable, this many. Says of which there are more than ends, each counted
-    /// once.
+    /// These counts of startups of each config (`None`: the local one) are durable. Returns the configs with
+    /// more startups than ends, each end counted once.
     pub(crate) fn startups_written(
         &mut self,
         counts: &[(Option<Digest>, u64)],
@@ -267,22 +273,24 @@ impl Model {
         wrong
     }
 
-    /// Startups of each config were read, this many. Unacknowledged writes do not change which counts are possible.
+    /// These counts of startups of each config were read. Unacknowledged writes do not change which counts
+    /// are possible.
     pub(crate) fn startups_read(&mut self, counts: &[(Option<Digest>, u64)]) {
         let before = std::mem::take(&mut self.counted);
         for (of, count) in counts {
-            // the last end may not be among them
+            // perhaps the last end is not among them
             let known = before.get(of).copied().unwrap_or((*count, self.ends.saturating_sub(1)));
             self.counted.insert(*of, known);
         }
     }
 
-    /// Evidence that was believed already may be believed once more.
+    /// Evidence that was already used may be used once more.
     pub(crate) fn evidence_stays(&mut self) {
         self.ends += 1;
     }
 
-    /// The last crash may remain uncounted; or it is counted, and then the running time is zero, and that is right, too.
+    /// The last crash may remain uncounted; or it is counted and the running time is zero, which is right,
+    /// too.
     pub(crate) fn doubt_last_crash(&mut self) {
         if let Some((id, before)) = self.last_crash.take() {
             self.past.insert(id, Past { saved_ms: None, ..before });
@@ -305,7 +313,7 @@ impl Model {
         self.past = self.elsewhere.remove(to).unwrap_or_default();
     }
 
-    /// The configs that these verdicts allow to be tried again have no counts.
+    /// The configs that these verdicts allow to be tried again start without counts.
     pub(crate) fn tried_again(&mut self, bad: &Value) {
         let contents = bad.as_object().into_iter().flatten();
         let contents = contents.filter_map(|(_, entry)| entry["contents"].as_object()).flatten();
@@ -317,7 +325,7 @@ impl Model {
         }
     }
 
-    /// Somebody did something after which earlier crashes need not be remembered.
+    /// Somebody acted in a way after which earlier crashes need not be remembered.
     pub(crate) fn forget_crashes(&mut self) {
         self.excuse("crashes forgotten");
         let doubted = self.last_crash.iter_mut().map(|(_, past)| past).chain(self.judged.values_mut());
@@ -327,7 +335,7 @@ impl Model {
         }
     }
 
-    /// The counts on disk, or what they belong to, changed behind the agent's back.
+    /// The counts on disk, or the config that they belong to, changed behind the agent's back.
     pub(crate) fn forget_all(&mut self) {
         self.excuse("everything forgotten");
         self.forget_crashes();
@@ -343,7 +351,7 @@ pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
     value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Final verdicts in a `bad-configs.json`: not to be tried again, and not merely set aside for a while.
+/// Final verdicts in a `bad-configs.json`: those that are never tried again, not just set aside for a while.
 pub(crate) fn final_verdicts(bad: &Value) -> Vec<Judged> {
     verdicts(bad, |verdict| match text(verdict, "/kind") {
         "contact" | "proven" => false,
@@ -367,7 +375,7 @@ pub(crate) fn verdicts(bad: &Value, wanted: impl Fn(&Value) -> bool) -> Vec<Judg
     bad.as_object().into_iter().flatten().flat_map(of_object).collect()
 }
 
-/// What a verdict under this id is about.
+/// The subject of a verdict with this id.
 pub(crate) fn about(id: &str, verdict: &Value) -> Option<About> {
     match text(verdict, "/kind") {
         "parse" | "validate" => ConfigId::parse(id).map(About::Text),
@@ -375,7 +383,7 @@ pub(crate) fn about(id: &str, verdict: &Value) -> Option<About> {
     }
 }
 
-/// What the counts on disk say ran last, and with which drop-ins.
+/// The config that ran last by the counts on disk, and its drop-ins.
 pub(crate) fn last_of(startups: &Value) -> Option<(Digest, Option<ConfigId>)> {
     let last = text(startups, "/last");
     Some((Digest::parse(last)?, ConfigId::parse(text(&startups["records"][last], "/id"))))
@@ -388,7 +396,7 @@ pub(crate) fn startups_in(startups: &Value) -> Vec<(Option<Digest>, u64)> {
     records.map(|(name, record)| (Digest::parse(name), count(record))).collect()
 }
 
-/// Where the checkpoint of a record lies.
+/// The path of a record's checkpoint.
 pub(crate) fn checkpoint_path(record: &Value) -> String {
     format!("checkpoints/{}/{}", text(record, "/checkpoint"), text(record, "/sha256"))
 }

@@ -1,10 +1,10 @@
-//! Worlds that break one promise of the rules on the agent's behalf, and the invariant that must notice each: one that no
-//! world can break proves nothing.
+//! Worlds that break one promise of the rules in the agent's place, and the invariant that must notice each:
+//! an invariant that no world can break proves nothing.
 
 /// One broken promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mutant {
-    /// The start is reported recorded before use, and is not.
+    /// The start is reported as recorded before use, but is not.
     StartNotRecorded,
     /// An unanswered request counts as contact.
     ContactWithoutAnswer,
@@ -14,7 +14,7 @@ pub(crate) enum Mutant {
     CutCountsAsCrash,
     /// After a roll back the record `current` names the active config, not the assigned one.
     CurrentIsWhatIsActive,
-    /// A crash counts for nothing.
+    /// A crash does not count.
     CrashNotCounted,
     /// The trial's clock runs faster than time.
     TrialTooShort,
@@ -22,41 +22,41 @@ pub(crate) enum Mutant {
     ClockCrawls,
     /// Verdicts are forgotten over a restart.
     VerdictsForgotten,
-    /// A verdict is reported written, and is not.
+    /// A verdict is reported as written, but is not.
     VerdictNotWritten,
-    /// An assignment is reported written, and is not.
+    /// An assignment is reported as written, but is not.
     AssignmentNotWritten,
-    /// A checkpoint is reported written, and is not.
+    /// A checkpoint is reported as written, but is not.
     CheckpointNotWritten,
-    /// The counts that a running agent saves are reported written, and are not.
+    /// The counts that a running agent saves are reported as written, but are not.
     ProgressNotWritten,
-    /// A new last-known-good is reported written, and is not.
+    /// A new last-known-good is reported as written, but is not.
     PromotionNotWritten,
-    /// The counts of one config are read as those of whichever is judged.
+    /// The counts of one config are used for whichever config is judged.
     CountsWithoutOwner,
-    /// The disk syncs no directory: a cut takes back what was acknowledged.
+    /// The disk syncs no directory: after a cut acknowledged files are gone.
     NamesNotSynced,
-    /// The disk syncs no file before it is renamed: a cut tears what has its name already.
+    /// The disk syncs no file before it is renamed: after a cut a file with its final name may be torn.
     ContentsNotSynced,
     /// A step of a start is never performed.
     StepForgotten,
-    /// Another config runs than the one reported.
+    /// Another config than the reported one runs.
     AnotherConfigRuns,
-    /// Every config is judged invalid, the valid ones, too.
+    /// Every config is judged invalid, even the valid ones.
     EverythingInvalid,
-    /// The condition says True, whatever runs.
+    /// The condition is always True, whichever config runs.
     AlwaysTrue,
     /// Records grow without bounds.
     RecordsGrow,
-    /// Renewals are answered, and come to nothing.
+    /// Renewals are answered, but have no effect.
     RenewalsDropped,
-    /// Status patches are answered, and come to nothing.
+    /// Status patches are answered, but have no effect.
     StatusDropped,
     /// The network fails again and again where one outage was promised.
     ManyOutages,
-    /// The agent crashes again and again, for ever, without a cause.
+    /// The agent crashes again and again, without end and without a cause.
     CrashesForever,
-    /// Counts of before come back after a config was forgiven.
+    /// Earlier counts come back after a config was forgiven.
     NeverForgiven,
     /// The status names another version than the record.
     StatusClaims,
@@ -64,29 +64,30 @@ pub(crate) enum Mutant {
     CheckpointVanishes,
     /// The checkpoint of a new last-known-good was swept away.
     CheckpointSwept,
-    /// The record of an end does not say of which run it is.
+    /// The record of an end does not name its run.
     RunsNotCounted,
-    /// A start does not make its reads durable first: a cut takes back files it acted on.
+    /// A start does not make the files durable that it read: after a cut they may be gone.
     NamesNotSettled,
-    /// Another node's Node comes under this node's name.
+    /// Another node's Node appears under this node's name.
     AnothersNode,
-    /// What no record names stays on the disk.
+    /// Files that no record names stay on the disk.
     NothingSwept,
     /// Every answer is lost, although renewals arrive.
     AnswersLost,
     /// An edit of an object's metadata changes its payload, too.
     EditsAreContent,
-    /// Watches that end at once are reported as if they had lived long.
+    /// Watches that end at once are reported as long-lived.
     WatchesLive,
-    /// A save is durable, and reported as failed.
+    /// A save is durable, but reported as failed.
     SavesFail,
-    /// While the disk stalls no renewal is answered.
+    /// While the disk does not respond, no renewal is answered.
     StallSilences,
 }
 
 impl Mutant {
-    /// Each, the invariant that notices it, and a seed at which it did: that run is tried first, because a few mutants are
-    /// noticed in one of a hundred runs, and other invariants in the others. A seed that no longer does only costs time.
+    /// Each mutant, the invariant that notices it, and a seed at which it did: that run is tried first,
+    /// because a few mutants are noticed in only one of a hundred runs, and the others by other invariants. A
+    /// seed that no longer works only costs time.
     pub(crate) const ALL: [(Self, &str, u64); 39] = [
         (Self::StartNotRecorded, "invariant_a_trial_is_recorded_before_it_begins", 0),
         (Self::ContactWithoutAnswer, "invariant_last_known_good_survived_a_trial", 1),

@@ -1,8 +1,8 @@
 //! One run of the simulation: a node, a hub and an operator, moved by chance one small act at a time.
 //!
-//! Always holds: the same seed and mode give the same run; after every act everything that was asked for and done is
-//! shown to the model (the expected state), and the invariants are checked. Leaves to others: what must hold (`invariants`), what it is
-//! compared with (`model`).
+//! Always holds: the same seed and mode give the same run; after every act all orders and their results go to
+//! the model (the expected state), and the invariants are checked. Leaves to others: the invariants
+//! (`invariants`), the expected state (`model`).
 
 use crate::configs::{DROP_IN, Design, Nature, SLOWLY, designs, with_pods};
 mod ends;
@@ -31,12 +31,12 @@ use std::time::Duration;
 
 pub(crate) type Check = Result<(), String>;
 
-/// What may happen in a run.
+/// The events that are possible in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Everything.
     All,
-    /// Good configs, and power cuts, no more of them than condemn.
+    /// Good configs, and power cuts, but fewer than condemn a config.
     CutsOnly,
     /// Good configs, and one outage of any length.
     OneOutage,
@@ -44,43 +44,44 @@ pub(crate) enum Mode {
 
 /// Cuts in a row that a config survives (rule d).
 const CUTS: u32 = 28;
-/// More starts than the rules need to condemn all there is: crash loops and silent reboots of two configs.
+/// More starts than the rules need to condemn everything: crash loops and silent reboots of two configs.
 const MANY_STARTS: u64 = 200;
 /// Edits of an object's metadata, a minute apart.
 const EDITS: u32 = 3;
-/// A time in which the disk answers nothing, or watches end at once.
+/// A time in which the disk does not respond, or watches end at once.
 const LONG_FAULT: Duration = Duration::from_secs(3600);
-/// After this the guard of a real agent tells core that the disk stalls.
+/// After this time the guard of a real agent reports to core that the disk stalls.
 const STALL_NOTICED: Duration = Duration::from_secs(120);
-/// Transitions that few runs come to.
+/// Transitions that few runs reach.
 const RARE: [&str; 5] = ["clean-exit", "wait-over", "forgive", "record-verdict", "silent-trial"];
-/// Fewest events before a run comes to rest.
+/// Fewest events before the faults of a run stop.
 const FEWEST_EVENTS: u64 = 200;
 const MAPS: [&str; 3] = ["x", "y", "z"];
-/// Of an object that has two configs.
+/// Key of the second config in an object with two.
 const OTHER_KEY: &str = "kubelet-new";
 /// A ConfigMap that only another node's Node names.
 const ANOTHERS_MAP: &str = "another";
 const VERSIONS: [&str; 2] = ["0.1.0", "0.2.0"];
-/// A stretch without a start and without a write after which nothing more is expected: what a node waits for by itself, a save
-/// of progress or another try of a write or of a request, comes within five minutes.
+/// A stretch without a start and without a write after which nothing more is expected: everything that a node
+/// does by itself, a save of progress or another try of a write or of a request, comes within five minutes.
 pub(crate) const CALM: Duration = Duration::from_secs(2400);
-/// Such stretches until one must be calm. A proven config that crashes late in its trial of an hour is set aside after 22 crashes, 20
-/// hours; from a fallback's trial of a minute it takes eight of these until the wait after them is a calm stretch.
+/// Most such stretches until one must be calm. A proven config that crashes late in its trial of an hour is
+/// set aside after 22 crashes, 20 hours; with a fallback's trial of a minute it takes eight of these until
+/// the following wait is a calm stretch.
 const LONGEST_UNREST: usize = 360;
-/// How often [`CALM`] passes in the longest silence of a trial: a day, with what patience is stretched by.
+/// How often [`CALM`] fits into the longest silence of a trial: a day, plus the random extension of patience.
 const LONGEST_SILENCE: u32 = 45;
 const TWENTY_YEARS_MICROS: i64 = 20 * 365 * 24 * 3600 * 1_000_000;
 
-/// What the network and the API server are like while the link is up.
+/// The state of the network and the API server while the link is up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Network {
     Fine,
-    /// Requests arrive, and their answers do not.
+    /// Requests arrive, but their answers do not.
     HalfDead,
-    /// Watches are open, and say nothing.
+    /// Watches are open, but silent.
     Silent,
-    /// The server has no time for anybody.
+    /// The server refuses everybody as too busy.
     Busy,
     /// Each watch shows its list, and ends at once.
     Ending,
@@ -98,46 +99,46 @@ pub(crate) struct Simulation {
     /// The trace so far, if somebody asked for one.
     pub(crate) trace: Option<Vec<String>>,
     overrides: Vec<u8>,
-    /// When the config in use ends its run.
+    /// When the config in use will end its run.
     late: Option<Duration>,
     local_invalid: bool,
-    /// What ran last is proven, and rebooted the board silently as soon as it was used. To the agent these are power cuts, which set
-    /// no proven config aside.
+    /// The config that ran last is proven, and rebooted the board silently as soon as it was used. To the
+    /// agent these are power cuts, which set no proven config aside.
     spared: bool,
-    /// That goes on without end: the one case in which nothing comes to rest.
+    /// Those reboots continue without end: the one case in which a run never becomes calm.
     is_restless: bool,
-    /// A verdict was written in the start under way.
+    /// The current start wrote a verdict.
     verdict_now: bool,
     old_nodes: Vec<Value>,
     pub(crate) old_maps: Vec<(String, Value)>,
-    /// Requests of an agent that is dead, still on their way.
+    /// Requests of a dead agent, still on their way.
     orphans: Vec<Request>,
     cuts_left: u32,
     outages_left: u32,
     network: Network,
     /// The board keeps time while it has no power.
     has_clock: bool,
-    /// The hub as somebody saved it.
+    /// A backup of the hub.
     backup: Option<Hub>,
-    /// Files that chance damaged: that others can be read is owed to how they were written.
+    /// Files that the simulation damaged: that the others are readable is due to how they were written.
     pub(crate) damaged: BTreeSet<String>,
-    /// What an agent had read, or was told to be written, and a cut took back.
+    /// Files that an agent had read, or whose write was reported as done, and that a cut removed.
     pub(crate) taken_back: Vec<String>,
-    /// What is assigned, as it was last read or written.
+    /// The record of the assignment, as last read or written.
     assigned: Option<Vec<u8>>,
-    /// What the mutant puts in the place of the counts.
+    /// The counts that the mutant puts back.
     returning: Option<Vec<u8>>,
-    /// The transition that was under way when somebody last looked.
+    /// The transition that was under way at the last check.
     under_way: Option<&'static str>,
-    /// What the last list of verdicts notes of what the Node asks to forgive.
+    /// The note in the last list of verdicts about the Node's request to forgive.
     noted: Value,
-    /// When the hub last took a renewal.
+    /// When the hub last accepted a renewal.
     pub(crate) renewed_at: Duration,
-    /// Requests since the last stretch began that may be calm, without renewals and events.
+    /// Requests since the beginning of the last possibly calm stretch, without renewals and events.
     pub(crate) requests: BTreeMap<RequestKey, u32>,
-    /// Rounds of watches that were ordered since then.
+    /// Rounds of watches ordered since then.
     pub(crate) rounds: u32,
-    /// The disk answers nothing.
+    /// The disk does not respond.
     stalled: bool,
     /// Something rewrites a drop-in before each start.
     rewrites_drop_in: bool,
@@ -159,7 +160,7 @@ impl Simulation {
         let flavour = if random.percent(25) { Flavour::Kubernetes } else { Flavour::Kedge };
         let mut world = World::with(flavour);
         world.seed = random.number();
-        // a broken promise must be noticed by the invariant that guards it
+        // the invariant must notice its broken promise, before the world's own checks do
         world.checked = mutant.is_none();
         world.base(SLOWLY);
         match mutant {
@@ -241,7 +242,8 @@ impl Simulation {
         }
     }
 
-    /// Runs for some acts, and at least `FEWEST_EVENTS` events, then lets everything come to rest.
+    /// Runs for some acts, and at least `FEWEST_EVENTS` events, then stops the faults and waits until the run
+    /// is calm.
     pub(crate) fn run(&mut self, acts: u64) -> Check {
         let mut done = 0;
         while done < acts || self.events < FEWEST_EVENTS {
@@ -272,7 +274,7 @@ impl Simulation {
             self.touch_files();
             return self.observe();
         }
-        // what piles up does so with many pushes
+        // files pile up only after many pushes
         let operators_percent = if self.mutant == Some(Mutant::NothingSwept) { 30 } else { 6 };
         if self.random.percent(operators_percent) {
             self.act_as_operator();
@@ -358,13 +360,13 @@ impl Simulation {
         }
     }
 
-    /// One of the things the agent waits for happens.
+    /// One of the agent's pending orders is performed.
     fn act_pending(&mut self) -> Check {
         let process = self.world.process.as_ref().expect("it runs");
         let step = process.step.is_some();
         let others =
             [process.facts_wanted, !process.requests.is_empty(), process.renewal.is_some(), self.link()];
-        // a disk is fast and a network slow, most of the time
+        // most of the time the disk is fast and the network slow
         if step && (self.random.percent(60) || !others.contains(&true)) {
             return self.do_step();
         }
@@ -393,7 +395,7 @@ impl Simulation {
 
     fn pass_to_deadline(&mut self) -> Check {
         if self.mode != Mode::All {
-            // in a good world no time passes while an answer is waited for
+            // in a good world no time passes while a request waits for its answer
             self.prompt(Duration::ZERO, false)?;
             if self.world.exited() {
                 return Ok(());
@@ -408,7 +410,7 @@ impl Simulation {
         self.tick(time)
     }
 
-    /// Time passes, and the agent gets the event; unless its config ends it before.
+    /// Time passes, and the agent gets a tick, unless its config ends it before.
     fn tick(&mut self, time: Duration) -> Check {
         let mono = self.world.mono();
         let until_late = self.late.map(|late| late.saturating_sub(mono));
@@ -427,7 +429,7 @@ impl Simulation {
         self.observe()
     }
 
-    /// Everything is done promptly for a while; with `restart`, the supervisor restarts what ends.
+    /// Performs everything promptly for a while; with `restart`, the supervisor restarts ended agents.
     fn prompt(&mut self, time: Duration, restart: bool) -> Check {
         let (end, starts) = (self.world.time + time, self.world.starts);
         self.trace(|| format!("everything is prompt for {} s", time.as_secs()));
@@ -437,6 +439,7 @@ impl Simulation {
                     return Ok(());
                 }
                 if self.world.starts > starts + MANY_STARTS {
+                    // the one loop that the rules allow: see `is_restless`
                     if self.spared {
                         self.trace(|| "A PROVEN CONFIG REBOOTS THE BOARD: nothing ends that".into());
                         self.is_restless = true;
@@ -471,7 +474,7 @@ impl Simulation {
         }
     }
 
-    /// The first thing the agent waits for happens, as a real agent would have it. Says whether there was one.
+    /// Performs the agent's first pending order, in a real agent's sequence. Returns whether there was one.
     fn do_next_pending(&mut self) -> Result<bool, String> {
         let Some(process) = &self.world.process else { return Ok(false) };
         let (step, facts, requests, renewal) = (
@@ -480,7 +483,7 @@ impl Simulation {
             !process.requests.is_empty(),
             process.renewal.is_some(),
         );
-        // the disk's thread looks at the host, too
+        // the disk's thread also reads the host's facts
         if step && !self.stalled {
             self.do_step()?;
         } else if facts && !self.stalled {
@@ -501,14 +504,14 @@ impl Simulation {
         Ok(true)
     }
 
-    /// Whether a watch has something to tell, and does.
+    /// Whether a watch has something to show, and shows it.
     fn shows_news(&self) -> bool {
         self.link() && self.network != Network::Silent && self.world.has_news()
     }
 
     // ------------------------------------------------------------------------------------------ rest
 
-    /// No more faults: everything must come to rest, first perhaps without a network, then with one.
+    /// The faults stop: the run must become calm, first perhaps without a network, then with one.
     fn settle(&mut self) -> Check {
         self.settling = true;
         self.trace(|| "NO MORE FAULTS".into());
@@ -526,7 +529,7 @@ impl Simulation {
         let may_be_down = match self.mode {
             Mode::All => true,
             Mode::CutsOnly => false,
-            // one outage is promised: it is under way, or has not begun
+            // one outage is allowed: it is under way, or has not begun
             Mode::OneOutage => !self.world.link || self.outages_left > 0,
         };
         if may_be_down && (self.random.percent(25) || self.mutant == Some(Mutant::ManyOutages)) {
@@ -544,9 +547,9 @@ impl Simulation {
         self.watch_in_vain_at_rest()
     }
 
-    /// A proxy ends every watch as soon as it is open: it is opened again ever more rarely.
+    /// A proxy ends every watch as soon as it is open: the agent must open it ever more rarely.
     fn watch_in_vain_at_rest(&mut self) -> Check {
-        // an hour of rounds is much for a run; a broken promise is looked for in each
+        // an hour of rounds is expensive, so few runs have it; runs of a mutant always do
         if !self.link() || self.mutant.is_none() && self.random.percent(75) {
             return Ok(());
         }
@@ -558,7 +561,7 @@ impl Simulation {
         self.invariant_a_watch_in_vain_is_opened_rarely()
     }
 
-    /// Somebody writes the object that is assigned each minute, and its payload stays.
+    /// Somebody edits the metadata of the assigned object every minute, and its payload stays.
     fn edit_metadata_at_rest(&mut self) -> Check {
         let watched = self.world.process.as_ref().and_then(|process| process.watched.clone());
         let Some((_, name)) = watched.filter(|_| self.link() && self.waits_for_nothing()) else {
@@ -579,7 +582,7 @@ impl Simulation {
         self.invariant_metadata_edits_write_nothing(before)
     }
 
-    /// What runs is what is assigned, and nothing that happened before is saved from time to time.
+    /// The running config is the assigned one, and no earlier progress remains to be saved.
     fn waits_for_nothing(&self) -> bool {
         let is_held = self.world.startups()["hold"] == true;
         let is_good =
@@ -587,7 +590,7 @@ impl Simulation {
         !is_held && self.report().is_some_and(|report| is_good(&report))
     }
 
-    /// A stretch without a start and without a write must come.
+    /// There must be a stretch without a start and without a write.
     fn come_to_rest(&mut self, how: &str) -> Check {
         let mut calm = 0;
         for _ in 0..LONGEST_UNREST {
@@ -598,7 +601,7 @@ impl Simulation {
             self.prompt(CALM, true)?;
             self.invariant_flash_is_spared((starts, writes, bytes))?;
             calm = if starts == self.world.starts { calm + 1 } else { 0 };
-            // a silent trial writes rarely, and may take a day to its end
+            // a silent trial writes rarely, and may last a day
             let is_in_trial = self.report().is_some_and(|report| report.config.state == "trial");
             let is_calm = (starts, writes) == (self.world.starts, self.model.writes);
             if self.is_restless || is_calm && (!is_in_trial || calm > LONGEST_SILENCE) {

@@ -1,4 +1,4 @@
-//! How the agent of a run ends: exits, crashes, power cuts, and what a config does to it.
+//! How the agent of a run ends: exits, crashes, power cuts, and the effects of a config.
 
 use super::*;
 
@@ -7,14 +7,14 @@ impl Simulation {
         !self.settling && (self.mode == Mode::All || self.cuts_left > 0)
     }
 
-    /// The board's record says that the config in use runs in this boot. A run that could not be recorded leaves no trace: its
-    /// crash counts only if it falls into the boot of the last one that was.
+    /// The board's record shows that the config in use runs in this boot. A run that could not be recorded
+    /// leaves no trace: its crash counts only if it happens in the same boot as the last recorded run.
     pub(super) fn open(&self) -> bool {
         let config = self.model.run.as_ref().and_then(|run| run.config);
         config.is_some_and(|config| self.is_open(&self.world.startups(), config))
     }
 
-    /// Whether the counts say that this config runs in this boot.
+    /// Whether the counts show that this config runs in this boot.
     pub(crate) fn is_open(&self, startups: &Value, config: Config) -> bool {
         startups["records"][config.payload.to_string()]["open"] == json!(self.world.boot_id())
     }
@@ -51,10 +51,10 @@ impl Simulation {
         self.cut();
     }
 
-    /// The power goes, and comes back: of what was not durable, not all is there again.
+    /// The power fails and comes back: a part of the unsynced data is lost.
     pub(super) fn power_goes(&mut self) {
         if self.world.board.previous_run().kernel_panic {
-            // it lies where the kernel left it until somebody notes that it was seen
+            // the kernel's record stays until an agent notes that it has seen it
             self.model.evidence_stays();
         }
         let told = std::mem::take(&mut self.model.told_last);
@@ -155,6 +155,7 @@ impl Simulation {
             }
             other => panic!("no such end: {other}"),
         }
+        // a clean end in the supervisor's record hides the crash from the next start
         if self.mutant == Some(Mutant::CrashNotCounted) {
             let boot = self.world.counts()["open"].as_str().unwrap_or_default().to_owned();
             let exit = Exit { boot_id: boot, stop_asked: true, ..ending(&self.world, "success") };
@@ -170,7 +171,7 @@ impl Simulation {
         self.crash(how);
     }
 
-    /// The agent ends for reasons of its own or of the world.
+    /// The agent ends for its own reasons or for those of the world.
     pub(super) fn end_by_chance(&mut self) -> Check {
         match self.random.below(8) {
             0..=2 => {
@@ -201,7 +202,7 @@ impl Simulation {
         self.observe()
     }
 
-    /// What the config in use does to the agent at once.
+    /// The immediate effect of the config in use on the agent.
     pub(super) fn apply_nature(&mut self) {
         self.spared = false;
         match self.nature() {

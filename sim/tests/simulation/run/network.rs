@@ -1,4 +1,5 @@
-//! The network of a run: what becomes of requests and renewals, and what the watches tell; late, lost, stale or wrong.
+//! The network of a run: the fate of requests and renewals, and the news of watches; late, lost, stale or
+//! wrong.
 
 use super::*;
 
@@ -9,7 +10,7 @@ impl Simulation {
             .map_or(Nature::Good, |design| design.nature(self.drop_in))
     }
 
-    /// Whether anything gets through.
+    /// Whether requests can reach the server.
     pub(crate) fn link(&self) -> bool {
         self.world.link && self.nature() != Nature::LosesContact
     }
@@ -21,7 +22,7 @@ impl Simulation {
         self.observe()
     }
 
-    /// What becomes of a request: None, the server answers it.
+    /// The fate of a request: `None` if the server answers it.
     pub(super) fn network_fault(&mut self) -> Option<Answer> {
         if !self.link() {
             return Some(Answer::Failed("no route to host".into()));
@@ -72,7 +73,7 @@ impl Simulation {
         else {
             return Ok(());
         };
-        // those of before may wait for hours, and are counted by what makes them
+        // Events may wait for hours, so each is counted where its cause is
         if !matches!(request, Request::PostEvent(_)) {
             *self.requests.entry(request.key()).or_default() += 1;
         }
@@ -160,7 +161,8 @@ impl Simulation {
         self.observe()
     }
 
-    /// A server, or a proxy before it, ends the watches that have shown all they have to show. Says whether there was one.
+    /// A server, or a proxy before it, ends the watches that have shown everything. Returns whether there was
+    /// one.
     pub(super) fn end_watches(&mut self) -> bool {
         if self.network != Network::Ending || !self.link() || self.world.exited() {
             return false;
@@ -214,7 +216,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A slow, stale or lying network, and events that come from nowhere.
+    /// A slow, stale or lying network, and events without a cause.
     pub(super) fn disturb(&mut self) -> Check {
         if !self.link() {
             return Ok(());
@@ -224,6 +226,7 @@ impl Simulation {
                 let node = self.random.pick(&self.old_nodes).clone();
                 self.hit("fault", "stale node");
                 self.trace(|| format!("  STALE Node: source {}", source_of(&node)));
+                // the agent may adopt the old assignment, which resets the counts as any new one does
                 self.model.forget_crashes();
                 self.handle("NodeSeen", node_event(&node));
                 self.world.list_again();
@@ -299,13 +302,14 @@ impl Simulation {
         let on_their_way = self.world.process.as_ref().map_or(0, |process| process.requests.len());
         self.hit("event", "Heard");
         self.world.change_server();
-        // requests to the old server end, and say so late
+        // requests to the old server fail late
         for _ in 0..on_their_way {
             self.world.do_request(Some(Answer::Failed("the old server is gone".into())));
         }
     }
 
-    /// The other server has objects of the same names with other UIDs and payloads, and perhaps asks for one of them.
+    /// The other server has objects of the same names with other UIDs and payloads, and perhaps assigns one
+    /// of them.
     fn rebuild_hub(&mut self) {
         self.hit("fault", "another server with other objects");
         self.model.forget_crashes();

@@ -1,4 +1,4 @@
-//! What a run shows: everything asked for and done goes to the model, and the invariants are checked.
+//! Observation of a run: all orders and their results go to the model, and the invariants are checked.
 
 use super::*;
 
@@ -7,7 +7,7 @@ impl Simulation {
         self.coverage.hit(kind, name);
     }
 
-    /// Shows the model what was asked for and done, then checks what must hold.
+    /// Passes new orders and results to the model, then checks the invariants.
     pub(crate) fn observe(&mut self) -> Check {
         for seen in std::mem::take(&mut self.world.seen) {
             match seen {
@@ -62,6 +62,7 @@ impl Simulation {
                 Err("invariant_only_its_own_node_is_obeyed: it watches what another node's Node names".into())
             }
             Action::Request(Request::PatchStatus(body)) => {
+                // our hub gets the configuration in the status, other servers in an annotation
                 let mut sent = body["status"]["config"].clone();
                 if self.mutant == Some(Mutant::StatusClaims) && !sent["assigned"].is_null() {
                     sent["assigned"]["configMap"]["resourceVersion"] = json!("1");
@@ -77,7 +78,7 @@ impl Simulation {
         }
     }
 
-    /// What the agent says, or what the mutant says it says; None while it says nothing.
+    /// The agent's report, or the mutant's version of it; `None` before the first one.
     pub(crate) fn report(&self) -> Option<Report> {
         let mut report = self.world.process.as_ref()?.node.report(self.world.now())?;
         if self.mutant == Some(Mutant::AlwaysTrue) {
@@ -86,13 +87,13 @@ impl Simulation {
         Some(report)
     }
 
-    /// A config is used from now on.
+    /// A config is in use from now on.
     pub(super) fn used(&mut self) -> Check {
         if let (Some(Mutant::AnotherConfigRuns), Some(process)) = (self.mutant, &mut self.world.process) {
             process.used = Some(kedge_sim::DEFAULT_PODS);
         }
         let Some(report) = self.report() else {
-            // it was asked to stop before it began, and is gone already
+            // an order to stop came before it began, and it has ended already
             self.model.begins(self.world.mono(), None, false);
             return Ok(());
         };
@@ -149,14 +150,14 @@ impl Simulation {
         Ok(())
     }
 
-    /// The config that a record names, by the hand of the test.
+    /// The config that a record names, computed by the test itself.
     pub(crate) fn named(&self, record: &Value) -> Option<Config> {
         let path = checkpoint_path(record);
-        // what the agent read of it, if it did: the file may have been damaged since
+        // the content that the agent read, if it did: the file may have been damaged since
         let told = self.model.told.get(&path).and_then(Option::as_ref);
         let there = if told.is_none() { self.world.disk.content(&path) } else { None };
         let object: Value = serde_json::from_slice(told.or(there.as_ref())?).ok()?;
-        // whichever key it is under: the record says which text it is
+        // under any key: the record identifies the text by its digest
         let mut texts = object["data"].as_object()?.values().filter_map(Value::as_str);
         let payload =
             texts.find(|found| Digest::of(found.as_bytes()).to_string() == text(record, "/sha256"))?;
@@ -167,7 +168,7 @@ impl Simulation {
         Some(Config { object, id, payload, max_pods: design.max_pods })
     }
 
-    /// What a record on disk names.
+    /// The config that a record on disk names.
     pub(crate) fn recorded(&self, path: &str) -> Option<Config> {
         self.named(&self.world.file(path)?)
     }
@@ -187,8 +188,8 @@ impl Simulation {
             (Step::Read(file), Outcome::Read(read)) => {
                 let checkpoint_is_gone = matches!(file, StateFile::Checkpoint(_)) && *read == Read::Absent;
                 if matches!(read, Read::Unreadable(_) | Read::SetAside) || checkpoint_is_gone {
-                    // its content is lost now, however long ago it was damaged; and without it the counts belong to no
-                    // known config
+                    // its content is lost now, however long ago it was damaged; and without it the counts
+                    // belong to no known config
                     self.model.forget_all();
                 }
                 if let (StateFile::Current, Read::Content(bytes)) = (file, read)
@@ -221,16 +222,16 @@ impl Simulation {
                 self.wrote(file, bytes)
             }
             (Step::Write(StateFile::Startups | StateFile::BadConfigs, _), Outcome::Done(Err(_))) => {
-                // a crash that cannot be recorded now may never be
+                // if a crash cannot be recorded now, it may never be
                 self.model.doubt_last_crash();
-                // nor what was forgiven
+                // nor can forgiveness
                 self.model.forgiven.clear();
                 Ok(())
             }
             (Step::SetAside(file), Outcome::Done(Ok(()))) => {
                 self.model.forget_all();
                 if *file == StateFile::BadConfigs {
-                    // it stays in its place until it is replaced
+                    // it stays in place until it is replaced
                     self.model.told.remove(&path(file));
                 } else {
                     self.model.told.insert(path(file), None);
@@ -251,13 +252,13 @@ impl Simulation {
             StateFile::BadConfigs => {
                 self.model.proven_by_verdict();
                 if self.under_way == Some("wait-over") {
-                    // a config that is tried again begins anew
+                    // a config that is tried again starts without counts
                     self.model.tried_again(&record);
                 }
                 self.verdict_now = true;
                 let before = std::mem::replace(&mut self.noted, record["forgiven"].clone());
                 if self.under_way == Some("forgive") && before != self.noted {
-                    // as the Node asked, whenever that was
+                    // as the Node asked at some time
                     self.model.forget_all();
                     self.hit("fault", "forgiven from afar");
                 }
@@ -286,7 +287,7 @@ impl Simulation {
                     before.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or(Value::Null);
                 let is_another = text(&before, "/uid") != text(&record, "/uid");
                 if self.under_way == Some("adopt") || is_another && self.may_try_renamed(&record) {
-                    // what runs next takes the place of what is counted now, however long ago it was assigned
+                    // the next config to run replaces the present counts, however long ago it was assigned
                     self.model.forget_crashes();
                     if let Some(run) = &mut self.model.run {
                         run.superseded = true;
@@ -299,8 +300,8 @@ impl Simulation {
         }
     }
 
-    /// A fallback runs, and what is assigned is another object's payload now, which nothing bans: it is tried next, even if
-    /// the fallback crashes before that.
+    /// A fallback runs, and the assigned payload now belongs to another object, which nothing bans: it is
+    /// tried next, even if the fallback crashes before that.
     fn may_try_renamed(&self, record: &Value) -> bool {
         let assigned = self.named(record);
         let running = self.model.run.as_ref().and_then(|run| run.config).map(|config| config.payload);
@@ -309,7 +310,7 @@ impl Simulation {
             && assigned.is_some_and(|config| running != Some(config.payload) && !is_banned(config))
     }
 
-    /// The same payload under another object: what it went through goes with it, verdicts do not.
+    /// The same payload under another object keeps its history, but not its verdicts.
     fn renamed(&mut self, record: &Value) {
         let Some(config) = self.named(record) else { return };
         let running = self.model.run.as_mut().and_then(|run| run.config.as_mut());
@@ -326,7 +327,7 @@ impl Simulation {
             .forgiving
             .extend(contents.filter_map(|(id, verdict)| Some((object, about_of(id, verdict)?))));
         if self.mutant == Some(Mutant::NeverForgiven) {
-            // counts that condemn come back from nowhere
+            // counts that condemn are back without a cause
             let forgiving = self.model.forgiving.iter();
             let mut payloads = forgiving.filter_map(|(_, about)| match about {
                 About::Deeds(payload) => Some(payload.to_string()),

@@ -1,4 +1,5 @@
-//! The operator of a run, who pushes and assigns; whoever edits files on the board; and disks that fill up.
+//! The acts of people in a run: an operator pushes and assigns, somebody edits files on the board; and disks
+//! that fill up.
 
 use super::*;
 use crate::configs::WITHOUT_WATCHES;
@@ -7,7 +8,7 @@ impl Simulation {
     pub(super) fn act_as_operator(&mut self) {
         let wild = self.mode == Mode::All;
         self.model.forget_crashes();
-        // only what is forgiven while the agent runs shows this one
+        // this mutant shows only when something is forgiven while the agent runs
         let forgives = if self.mutant == Some(Mutant::NeverForgiven) { 90 } else { 25 };
         if wild && self.random.percent(forgives) && self.forgive() {
             return;
@@ -50,7 +51,7 @@ impl Simulation {
                 format!("pushes {pods} as {name} and assigns it by name")
             }
             9 if is_wild => {
-                // one object with two configs, of which the Node names one
+                // one object with two configs; the Node refers to one of them
                 hub.push_data(name, json!({"kubelet": design.payload, OTHER_KEY: other.payload}));
                 let mut source = Hub::following(name);
                 source["configMap"]["kubeletConfigKey"] = json!(key);
@@ -170,7 +171,7 @@ impl Simulation {
         })
     }
 
-    /// Every object gets a new version, and keeps its payloads.
+    /// Every object gets a new version with the same payloads.
     fn edit_metadata(&mut self) {
         self.hit("event", "metadata edited");
         for _ in 0..EDITS {
@@ -182,7 +183,7 @@ impl Simulation {
         }
     }
 
-    /// Says whether there was anything to forgive.
+    /// Returns whether there was anything to forgive.
     pub(super) fn forgive(&mut self) -> bool {
         let bad = self.world.bad_configs();
         let is_verdict = |uid: &&String| !["unknown", "forgiven"].contains(&uid.as_str());
@@ -205,7 +206,7 @@ impl Simulation {
                 self.handle("BadConfigsRead", Event::BadConfigsRead(read));
             }
         } else if self.random.percent(otherwise) {
-            // obeyed once, when it is read; it goes on standing there
+            // obeyed once, when it is read; the annotation stays
             let asked = format!("{uid} {}", self.random.below(1 << 20));
             self.world
                 .hub
@@ -252,7 +253,7 @@ impl Simulation {
 
     pub(super) fn edit_drop_in(&mut self) {
         self.drop_in = usize::from(self.mode == Mode::All && self.random.percent(50));
-        // what was counted goes on: a file that is rewritten at each boot must not switch the protection off
+        // its counts continue: a file that is rewritten at each boot must not switch the protection off
         self.mend_local();
         let drop_in = self.drop_in;
         self.trace(|| format!("{} drop-in", if drop_in == 1 { "with the" } else { "no" }));
@@ -298,7 +299,7 @@ impl Simulation {
             0 => {
                 let length = self.random.below(40);
                 let bytes = vec![0; usize::try_from(length).expect("small")];
-                // an empty record says local: a hand did that, not chance
+                // an empty record means local: only a person writes that, not chance
                 self.world.disk.put(&path, if bytes.is_empty() { b"x" } else { &bytes });
                 "damaged record"
             }

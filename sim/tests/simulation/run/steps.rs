@@ -1,4 +1,4 @@
-//! File steps of a run: performed, refused, stopped on the way, or as a broken promise has it.
+//! File steps of a run: performed, refused, stopped in the middle, or falsified by a mutant.
 
 use super::*;
 
@@ -11,7 +11,7 @@ impl Simulation {
         let changes = !matches!(step, Step::Read(_));
         let about = about(&step);
         let faulty = self.mode == Mode::All && !self.settling;
-        // what comes seldom is cut often, or nothing would be known of it
+        // rare transitions are cut often, because otherwise their cuts would never be tested
         let rare = self.under_way.is_some_and(|transition| RARE.contains(&transition));
         let chance = if rare && self.random.percent(20) {
             *self.random.pick(&[2, 3, 7])
@@ -87,8 +87,9 @@ impl Simulation {
         if self.mutant == Some(Mutant::StallSilences) { 100 } else { 20 }
     }
 
-    /// The disk answers nothing for an hour, and then late, with an error, or after a power cut; everything else is prompt. The end of
-    /// a process that dies meanwhile is recorded beside the disk, and lost with the power.
+    /// The disk does not respond for an hour, and then late, with an error, or after a power cut; everything
+    /// else is prompt. If the process dies meanwhile, its end is recorded outside the disk, and lost with the
+    /// power.
     pub(super) fn stall(&mut self) -> Check {
         self.hit("fault", "disk stalled for an hour");
         self.trace(|| "THE DISK STALLS".into());
@@ -110,7 +111,7 @@ impl Simulation {
         if self.random.percent(20) {
             self.hit("fault", "disk stalled while an end was recorded");
             self.die_by_chance();
-            // it was recorded beside the disk, and the power takes that
+            // its end was recorded outside the disk, and the power cut removes that record
             self.world.board.forget_exit();
             self.model.doubt_last_crash();
             self.cut();
@@ -135,14 +136,15 @@ impl Simulation {
         }
     }
 
-    /// The events by which a mutant is noticed are rare by chance.
+    /// The events by which a mutant is noticed would be rare by chance.
     pub(super) fn mutants_chance(&mut self, step: &Step) -> Option<u64> {
         match (self.mutant?, step) {
-            // a start is recorded, and the power goes before the evidence is consumed
+            // a start is recorded, and the power fails before the evidence is consumed
             (Mutant::RunsNotCounted, Step::Write(StateFile::Startups, _)) if self.model.run.is_none() => {
                 self.random.percent(20).then_some(3)
             }
-            // a process is killed between a name and its sync; the next is cut off after it has read
+            // a process is killed between a rename and its sync, and the next one loses power after it has
+            // read
             (Mutant::NamesNotSettled, Step::Write(..)) => self.random.percent(10).then_some(9),
             (Mutant::NamesNotSettled, Step::Read(_)) => self.random.percent(10).then_some(3),
             _ => None,
@@ -156,7 +158,7 @@ impl Simulation {
         self.observe()
     }
 
-    /// A durable write that comes no further than this.
+    /// A durable write that is stopped at this operation.
     pub(super) fn write_until(&mut self, stage: Operation, step: &Step) {
         if let Step::Write(file, bytes) = step {
             let path = file.path(&self.world.version);
@@ -170,7 +172,7 @@ impl Simulation {
         self.world.handle(event);
     }
 
-    /// Performs a step on the disk, faithfully or as the mutant has it.
+    /// Performs a step on the disk, correctly or as the mutant does.
     pub(super) fn perform(&mut self, step: &Step) -> Outcome {
         let starting = self.model.run.is_none();
         let lost = match (self.mutant, step) {
@@ -189,7 +191,7 @@ impl Simulation {
         if self.settling
             && let (Some(Mutant::SavesFail), Step::Write(StateFile::Startups, bytes)) = (self.mutant, step)
         {
-            // the flash has been written
+            // the bytes reached the flash
             self.model.writes += 1;
             self.model.bytes_written += bytes.len() as u64;
             self.model.tampered = true;
