@@ -1,4 +1,4 @@
-//! One node: a board around the core of one agent. A disk, a supervisor, clocks, a link to the hub.
+//! One node: a board around the core of one agent, with a disk, a supervisor, clocks and a link to the hub.
 //!
 //! Always holds: actions are performed only on the test's command or in the order of a real agent; every
 //! action and every performed step is kept in `seen`; two steps at once end the test. Nothing here knows the

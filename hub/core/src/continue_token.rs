@@ -1,9 +1,9 @@
-//! Continue tokens: where the next page of a list begins, and of which state.
+//! Continue tokens: the position of the next page of a list, and the state that the page shows.
 //!
 //! Always holds: all pages of one list show one revision, or the client gets an error that they no longer
 //! can. A token expires after [`LIFE`] even if nothing changed: a client that tests how it handles an expired
-//! one need not wait for a busy day. A forged token shows its maker nothing that a list would not. Left to
-//! others: the page (`state`), the clock.
+//! one need not wait for a busy day. A forged token shows its author only what a list would show as well.
+//! Left to others: the page (`state`), the clock.
 
 use serde_json::{Value, json};
 

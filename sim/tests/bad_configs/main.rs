@@ -58,7 +58,7 @@ trait Operator {
 }
 
 impl Operator for World {
-    /// Nothing left to do; restarted as often as it asked for, which must end.
+    /// Runs until there is nothing left to do, with every restart that the agent orders; this must end.
     #[track_caller]
     fn settle(&mut self, what: &str) {
         for _ in 0..4 {

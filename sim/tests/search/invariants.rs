@@ -39,7 +39,7 @@ pub(crate) enum Invariant {
     GoodConfigWinsOverARareLink,
     ProvenRunsInShortPowerOns,
     OutageCondemnsNothing,
-    /// A config that makes the node worse by itself never becomes last-known-good.
+    /// A config that alone puts the node under memory pressure never becomes last-known-good.
     PressureIsNotPromoted,
     ObeysOnlyItsServer,
     NothingPanics,

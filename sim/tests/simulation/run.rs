@@ -1,4 +1,4 @@
-//! One run of the simulation: a node, a hub and an operator, moved by chance one small act at a time.
+//! One run of the simulation: a node, a hub and an operator, driven by chance one small act at a time.
 //!
 //! Always holds: the same seed and mode give the same run; after every act all orders and their results go to
 //! the model (the expected state), and the invariants are checked. Leaves to others: the invariants

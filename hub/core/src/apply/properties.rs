@@ -1,5 +1,5 @@
-//! Random applies: whatever three managers applied before, the object equals the one that creating it afresh
-//! from their current configurations gives.
+//! Random applies: whatever three managers applied before, the object equals a new one made by applying only
+//! their current configurations.
 //!
 //! The test has no list of structs with defaults inside: it applies each struct of the schema and looks for
 //! fields that were added. The objects break rules of their kind, because defaulting and field management do

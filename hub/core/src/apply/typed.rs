@@ -59,8 +59,9 @@ fn is_always_there(of: Form, name: &str) -> bool {
         .is_some_and(|field| field.always || (field.required && matches!(field.shape, Shape::List(_))))
 }
 
-/// Whether a step is in a set by itself, or because of what is below it: a field of a struct is in every set that has something in it,
-/// an item of a list or a key of a map is not. A set need not name a struct by itself, and those of older hubs never do.
+/// Whether a set contains a step, by naming it or by naming something below it: that makes a field of a
+/// struct a part of the set, but not an item of a list or a key of a map. A set need not name a struct
+/// itself, and the sets of older hubs never do.
 fn is_in(of: Form, step: &Step, branch: &Branch) -> bool {
     let is_named = matches!((of, step), (Form::Struct(of), Step::Field(name)) if of.field(name).is_some());
     branch.member || (is_named && !branch.below.is_empty())
@@ -82,8 +83,8 @@ fn keyed_step(keys: &'static str, item: &Value) -> Result<Step, &'static str> {
     Ok(Step::Key(Value::Object(found).to_string()))
 }
 
-/// The steps of a list's items; `None` for a list that is owned as a whole. An item without its keys, which upstream cannot
-/// name either, goes by its index.
+/// The steps of a list's items; `None` for a list that is owned as a whole. An item without its keys, which
+/// upstream cannot identify either, is identified by its index.
 fn steps(of: Form, items: &[Value]) -> Option<Vec<Step>> {
     let step = |(index, item): (usize, &Value)| match of {
         Form::KeyedList(keys, _) => keyed_step(keys, item).unwrap_or(Step::Index(index as u64)),
@@ -272,12 +273,12 @@ fn merge_below(of: Form, live: Value, applied: &Value) -> Value {
     }
 }
 
-/// The items of both lists. Where the order applied is not the one of the live list, an item that both have moves to where it is applied,
-/// and the others stay where they are, as upstream does it.
+/// The items of both lists. If the applied order differs from that of the live list, shared items move into
+/// the applied order, and the others stay in place, as upstream does.
 fn merge_lists(of: Form, live: Vec<Value>, applied: &[Value]) -> Vec<Value> {
     let (live_steps, steps) = (steps(of, &live).unwrap_or_default(), steps(of, applied).unwrap_or_default());
     let wanted: BTreeSet<&Step> = steps.iter().collect();
-    // an item that is there twice is not merged with
+    // an item that occurs twice is not merged, because it is unclear into which
     let mut places: BTreeMap<&Step, Option<usize>> = BTreeMap::new();
     for (place, step) in live_steps.iter().enumerate() {
         places.entry(step).and_modify(|place| *place = None).or_insert(Some(place));
@@ -549,7 +550,7 @@ mod tests {
             json!({"f:containers": {"k:{\"name\":\"a\"}": {".": {}, "f:name": {}}}}),
             json!({"containers": [{"name": "a", "tty": true}]}),
         );
-        // a struct goes whether a manager owns a field in it or the struct itself
+        // a struct is removed whether a manager owns a field in it or the struct itself
         for owned in [json!({"f:fsGroup": {}}), json!({"f:supplementalGroups": {}}), json!({})] {
             check(
                 json!({"f:securityContext": owned, "f:nodeSelector": {}}),

@@ -43,7 +43,7 @@ pub struct Certificates {
     log: Vec<Line>,
 }
 
-/// The request of an action.
+/// The certificate request that an action is about.
 #[derive(Debug, Clone)]
 pub struct Asked {
     name: String,

@@ -452,9 +452,9 @@ impl Change<'_> {
     }
 }
 
-/// The time from which credentials of a readmitted node count: later than everything about the node that must
-/// count as older, whatever the clock shows. `newest_issue`: of the credentials that were used in the node's
-/// name, Unix time in microseconds.
+/// The time from which credentials of a readmitted node are valid: later than the node's entry and than all
+/// its known credentials, whatever the clock shows. `newest_issue`: of the credentials that were used in the
+/// node's name, Unix time in microseconds.
 ///
 /// # Errors
 /// The clock is behind the time of the node's entry, which is returned: credentials issued now would be

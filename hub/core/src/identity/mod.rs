@@ -284,7 +284,7 @@ mod tests {
         check("admin", &["system:masters"], true);
     }
 
-    /// Nor may they write the history of a set, which decides its rollouts.
+    /// The history of a set decides its rollouts, so they may not write that either.
     #[test]
     fn clients_without_rights_write_no_daemon_set() {
         for (user, group) in [("jane", "people"), ("system:node:a", "system:nodes")] {

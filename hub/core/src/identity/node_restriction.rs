@@ -1,4 +1,4 @@
-//! Admission of what nodes write, after upstream's NodeRestriction.
+//! Admission of writes by nodes, after upstream's NodeRestriction.
 //!
 //! Always holds: a node cannot change desired state, not even its own: no `spec`, no label or annotation that
 //! controls it, no other node's objects, no finalizer and no owner that could keep another object from being

@@ -1,10 +1,10 @@
 //! Tokens of service accounts: their claims, and whether a claim is still true.
 //!
-//! Owns: upstream's claims, in JSON web tokens signed with ES256. Always holds: a token is believed only if
-//! the hub's own key signed it for one of the audiences asked about, and for as long as its service account
-//! and the object it is bound to exist with the UIDs that it names. 150 lines over ring, which is linked
-//! anyway: the crates for JWT bring every algorithm and their own choice of cryptography. Left to others:
-//! signing (`pki`), requests for tokens and reviews (the server).
+//! Owns: upstream's claims, in JSON web tokens signed with ES256. Always holds: a token is accepted only if
+//! the hub's own key signed it for one of the requested audiences, and for as long as its service account and
+//! the object it is bound to exist with the UIDs that it names. These are 150 lines over ring, which is
+//! linked anyway: the crates for JWT bring every algorithm and their own choice of cryptography. Left to
+//! others: signing (`pki`), requests for tokens and reviews (the server).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

@@ -349,7 +349,7 @@ mod tests {
     fn patch_cannot_nest_a_document_without_bound() {
         let levels = |of: usize| (0..of).fold(json!({}), |inner, _| json!({ "a": inner }));
         let pointer = "/a".repeat(100);
-        // a copy into its own deepest place doubles the depth
+        // copying the document into its own deepest value doubles the depth
         check(levels(100), json!([{"op": "copy", "from": "", "path": &pointer}]), None);
         check(levels(100), json!([{"op": "add", "path": &pointer, "value": levels(30)}]), None);
         check(levels(100), json!([{"op": "replace", "path": &pointer, "value": levels(30)}]), None);

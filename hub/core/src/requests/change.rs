@@ -66,7 +66,7 @@ pub fn apply(
         return Err(ApiError::forbidden_object(place.kind, place.name, why));
     }
     let options = WriteOptions { owner: Owner::Applied, ..*options };
-    // one look-up decides: between two the object may be deleted
+    // one look-up decides, because the object may be deleted between two
     match place.find(objects) {
         Some(current) => {
             let to = |_: &Object, live: Value| applied.to(live, &fresh.stamp());

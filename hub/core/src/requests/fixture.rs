@@ -16,7 +16,7 @@ impl Sink for NoSink {
     }
 }
 
-/// All of revision 1.
+/// An index of these objects, all at revision 1.
 pub(super) fn stored(objects: &[(&'static Kind, Value)]) -> Index<NoSink> {
     let mut index = Index::new(1);
     for (kind, value) in objects {

@@ -156,7 +156,7 @@ impl Rows {
         self.changed.extend(nodes);
     }
 
-    /// Judges the nodes that changed, those that were not at rest, and those whose time has come.
+    /// Judges the nodes that changed, those that were not at rest, and those with an expired time.
     pub(super) fn refresh(&mut self, by: &Basis<'_>) {
         let is_same = self
             .basis

@@ -718,7 +718,7 @@ mod tests {
         check(&one, &three, &["a:old:no", "b:old:no", "c:old:ok"], &[], &["a-old-0", "b-old-1"]);
     }
 
-    /// As after a power cut of all of them.
+    /// This is the state after a power cut of all nodes.
     #[test]
     fn pods_that_have_just_lost_readiness_stay_in_the_budget() {
         let three = nodes(&["a", "b", "c"]);

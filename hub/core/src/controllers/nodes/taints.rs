@@ -94,7 +94,7 @@ impl Taints {
     pub(super) fn wanted(self, carried: Taints, no_execute: NoExecute) -> Taints {
         let may_evict = match no_execute {
             NoExecute::Grant => true,
-            // a node that has one of the two may get the other: one that answers again and is not ready
+            // a node with one of the two may get the other, as when it answers again but is not ready
             NoExecute::Keep => carried.evict(),
             NoExecute::TakeOff => false,
         };
