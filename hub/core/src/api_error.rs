@@ -1,7 +1,8 @@
 //! Upstream's error answers: every refusal of the API is an [`ApiError`], and becomes a `Status` object.
 //!
-//! Texts and reasons are upstream's, because kubectl and controllers match on them. The code tells
-//! whose fault it is; an internal cause (a full disk) is logged where it happened and shown to the client in one sentence.
+//! Texts and reasons are upstream's, because kubectl and controllers match on them. The code tells whose
+//! fault it is; an internal cause (a full disk) is logged where it happened and shown to the client in one
+//! sentence.
 
 use std::fmt;
 

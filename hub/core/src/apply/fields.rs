@@ -1,7 +1,9 @@
-//! Sets of fields, as `managedFields` names them: `f:` a field, `k:` a list item by its keys, `v:` one by its value, `i:` by index.
+//! Sets of fields, as `managedFields` names them: `f:` a field, `k:` a list item by its keys, `v:` one by its
+//! value, `i:` by index.
 //!
-//! Always holds: a set has no empty branches, and equal sets have equal texts. The form is upstream's FieldsV1: a branch that is
-//! itself in the set, and not only fields in it, carries `.`. It knows no types; `typed` computes the set of a value.
+//! Always holds: a set has no empty branches, and equal sets have equal texts. The form is upstream's
+//! FieldsV1: a branch that is itself in the set, and not only fields in it, carries `.`. It knows no types;
+//! `typed` computes the set of a value.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +18,8 @@ const MAX_DEPTH: usize = 40;
 /// Most characters of a path that a conflict shows: clients choose the keys in it.
 const SHOWN_CHARS: usize = 256;
 
-/// One step of a path. Keys and values are kept as JSON text with sorted keys, so that equal ones are equal texts.
+/// One step of a path. Keys and values are kept as JSON text with sorted keys, so that equal ones are equal
+/// texts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Step {
     /// A field, or a key of a map.
@@ -171,7 +174,8 @@ impl FieldSet {
         self
     }
 
-    /// Without the paths that no manager owns: type, name and namespace, and fields that only the server writes.
+    /// Without the paths that no manager owns: type, name and namespace, and fields that only the server
+    /// writes.
     pub fn without_identity(mut self) -> FieldSet {
         const OF_METADATA: [&str; 8] = [
             "name",

@@ -1,7 +1,9 @@
-//! The entries of `managedFields`: reading and writing them, taking fields from managers, and the text of a conflict.
+//! The entries of `managedFields`: reading and writing them, taking fields from managers, and the text of a
+//! conflict.
 //!
-//! Always holds: entries are in upstream's order, none is empty, and at most [`MAX_UPDATERS`] are of updates. An entry that
-//! cannot be read makes all of them invalid: the object then counts as having none, as upstream does.
+//! Always holds: entries are in upstream's order, none is empty, and at most [`MAX_UPDATERS`] are of updates.
+//! An entry that cannot be read makes all of them invalid: the object then counts as having none, as upstream
+//! does.
 
 use kedge_api::excerpt;
 use serde_json::{Value, json};
@@ -15,7 +17,8 @@ use crate::kinds::{Kind, text};
 pub const MAX_NAME_BYTES: usize = 128;
 /// Entries of managers that update; the oldest become one. Upstream's limit.
 const MAX_UPDATERS: usize = 10;
-/// Entries of managers that apply. Upstream has no limit but the object's size; each costs every write a pass over its fields.
+/// Entries of managers that apply. Upstream has no limit but the object's size; each costs every write a pass
+/// over its fields.
 const MAX_APPLIERS: usize = 100;
 /// The manager of the merged oldest updates.
 const ANCIENT: &str = "ancient-changes";
@@ -60,7 +63,8 @@ impl Entry {
         }
     }
 
-    /// Whether both are the same manager. An applier is the same manager in every API version, as upstream does it.
+    /// Whether both are the same manager. An applier is the same manager in every API version, as upstream
+    /// does it.
     pub(super) fn is_of(&self, other: &Entry) -> bool {
         self.manager == other.manager
             && self.operation == other.operation
@@ -159,8 +163,9 @@ fn merge_oldest(entries: &mut Vec<Entry>) {
     entries.insert(first, merged);
 }
 
-/// Applies a change to the managers: all lose the fields that were set or removed, the writer gets those that were set. `now` becomes
-/// the time of the writer's entry, unless this is a renewal and the entry already owns all of them.
+/// Applies a change to the managers: all lose the fields that were set or removed, the writer gets those that
+/// were set. `now` becomes the time of the writer's entry, unless this is a renewal and the entry already
+/// owns all of them.
 pub(super) fn update(
     entries: &mut Vec<Entry>,
     writer: Option<Entry>,

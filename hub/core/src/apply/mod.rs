@@ -1,12 +1,15 @@
-//! Server-side apply: the field managers of an object, and how applying a part of it changes object and managers.
+//! Server-side apply: the field managers of an object, and how applying a part of it changes object and
+//! managers.
 //!
-//! Every write maintains `metadata.managedFields`. An update makes its manager the only owner of the fields it changed. An apply
-//! sets fields, removes those that its manager applied before and no other manager owns, structs with the defaults in them, and is refused
-//! where it would change fields of others, unless forced. Rules and texts are upstream's.
+//! Every write maintains `metadata.managedFields`. An update makes its manager the only owner of the fields
+//! it changed. An apply sets fields, removes those that its manager applied before and no other manager owns,
+//! structs with the defaults in them, and is refused where it would change fields of others, unless forced.
+//! Rules and texts are upstream's.
 //!
-//! Our own decision: writes by nodes and by the hub itself record no manager. They renew and report all the time, and a fleet's
-//! status would double in size for names that nobody looks up; they still take the changed fields from other managers. Renewals
-//! by other clients (leader elections) keep a manager's time while it renews fields that it already owns.
+//! Our own decision: writes by nodes and by the hub itself record no manager. They renew and report all the
+//! time, and a fleet's status would double in size for names that nobody looks up; they still take the
+//! changed fields from other managers. Renewals by other clients (leader elections) keep a manager's time
+//! while it renews fields that it already owns.
 
 mod fields;
 mod managers;
@@ -47,8 +50,8 @@ pub fn take_claim(value: &mut Value) -> Option<Value> {
     value.get_mut("metadata")?.as_object_mut()?.remove("managedFields").filter(|claim| !claim.is_null())
 }
 
-/// Keeps a client's empty list, which asks to drop all managers, through the schema, which removes empty lists: it becomes one empty
-/// entry, which upstream treats the same.
+/// Keeps a client's empty list, which asks to drop all managers, through the schema, which removes empty
+/// lists: it becomes one empty entry, which upstream treats the same.
 pub fn mark_reset(value: &mut Value) {
     if let Some(claim) = value.get_mut("metadata").and_then(|meta| meta.get_mut("managedFields"))
         && claim.as_array().is_some_and(Vec::is_empty)
@@ -138,7 +141,8 @@ pub struct Apply {
 }
 
 impl Apply {
-    /// From a body that passed [`schema::conform_applied`], with its name. Only fields of the subresource are applied.
+    /// From a body that passed [`schema::conform_applied`], with its name. Only fields of the subresource are
+    /// applied.
     ///
     /// # Errors
     /// Lists that name an item twice or not at all, and `managedFields` in the body (400).
@@ -224,8 +228,8 @@ impl Apply {
         Ok(new)
     }
 
-    /// A manager for the fields of an object that has none, so that the first apply conflicts instead of taking them silently. Fields of
-    /// a subresource belong to it only if that subresource is applied.
+    /// A manager for the fields of an object that has none, so that the first apply conflicts instead of
+    /// taking them silently. Fields of a subresource belong to it only if that subresource is applied.
     fn before_first_apply(&self, live: &Value, now: &str) -> Entry {
         let manager = Manager { name: BEFORE_FIRST_APPLY.to_owned(), subresource: String::new() };
         let mut entry = Entry::of(self.kind, &manager, Operation::Update);
@@ -254,8 +258,9 @@ impl Apply {
         if conflicts.is_empty() { Ok(()) } else { Err(managers::conflict(&conflicts)) }
     }
 
-    /// kubectl owns the fields that client-side apply last applied, as long as they still have that value: a field with another value was
-    /// set by another manager, which must not lose it silently (upstream's `lastAppliedManager`).
+    /// kubectl owns the fields that client-side apply last applied, as long as they still have that value: a
+    /// field with another value was set by another manager, which must not lose it silently (upstream's
+    /// `lastAppliedManager`).
     fn applied_on_the_client(&self, live: &Value) -> FieldSet {
         let of = self.kind.schema();
         let Some(applied) = last_applied(live).filter(|applied| {
@@ -267,7 +272,8 @@ impl Apply {
         typed::fields_of(of, &applied).difference(&since.set).difference(&since.removed)
     }
 
-    /// Updates the annotation of client-side apply, if there is one, so that kubectl's users can go back to it.
+    /// Updates the annotation of client-side apply, if there is one, so that kubectl's users can go back to
+    /// it.
     fn remember_for_client_side_apply(&self, live: &Value, new: &mut Value) {
         if self.manager.name != KUBECTL || last_applied(live).is_none() {
             return;

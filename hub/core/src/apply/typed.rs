@@ -1,9 +1,11 @@
-//! Field sets of typed objects: the fields a value has, the difference of two objects, merging one into the other, by the schema.
+//! Field sets of typed objects: the fields a value has, the difference of two objects, merging one into the
+//! other, by the schema.
 //!
-//! The rules are upstream's structured merge: structs, free maps and lists with keys are owned field by field, everything else
-//! (scalars, atomic types, lists without keys) as a whole. Null is an empty container, as upstream's typed values have it: a list of
-//! which all items were removed is null, and not absent. Always holds: no value causes a panic; a value of an unexpected shape is owned
-//! as a whole. Left to others: managers (`managers`).
+//! The rules are upstream's structured merge: structs, free maps and lists with keys are owned field by
+//! field, everything else (scalars, atomic types, lists without keys) as a whole. Null is an empty container,
+//! as upstream's typed values have it: a list of which all items were removed is null, and not absent. Always
+//! holds: no value causes a panic; a value of an unexpected shape is owned as a whole. Left to others:
+//! managers (`managers`).
 
 use std::collections::{BTreeMap, BTreeSet};
 

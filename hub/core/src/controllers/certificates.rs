@@ -1,11 +1,12 @@
 //! Decides which approved requests for client certificates are signed, and removes old requests.
 //!
-//! Inputs: CertificateSigningRequest. Outputs: CertificateSigningRequest, and certificates to sign.
-//! Two signers, upstream's: `kubernetes.io/kube-apiserver-client` and `kubernetes.io/kube-apiserver-client-kubelet`; requests to
-//! others are stored for other signers. Always holds: only an approved request is signed; an approved request that cannot be signed
-//! fails with a reason and is not tried again. Requests are always approved by a person, also a node's renewal; no certificate
-//! is signed for a revoked node or user, nor by request of one. Left to others: the authority's key (`pki`), permission to approve
-//! (`identity`).
+//! Inputs: CertificateSigningRequest. Outputs: CertificateSigningRequest, and certificates to sign. Two
+//! signers, upstream's: `kubernetes.io/kube-apiserver-client` and
+//! `kubernetes.io/kube-apiserver-client-kubelet`; requests to others are stored for other signers. Always
+//! holds: only an approved request is signed; an approved request that cannot be signed fails with a reason
+//! and is not tried again. Requests are always approved by a person, also a node's renewal; no certificate is
+//! signed for a revoked node or user, nor by request of one. Left to others: the authority's key (`pki`),
+//! permission to approve (`identity`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -27,7 +27,8 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// At the start: the monotonic clock, the wall clock, and the newest time that the hub itself left in the store.
+    /// At the start: the monotonic clock, the wall clock, and the newest time that the hub itself left in the
+    /// store.
     pub fn new(running: Duration, wall: OffsetDateTime, newest: Option<OffsetDateTime>) -> Clock {
         Clock { newest, started: running, even: (running, wall) }
     }

@@ -1,8 +1,9 @@
 //! The interface of a controller: a state, and a pure step from the stored objects to actions.
 //!
-//! Always holds: a controller reads the current objects, not the history, so a missed or repeated event only costs a sweep. It never waits
-//! and never writes: it returns [`Action`]s, is handed their outcomes, and names its next deadline. Leaves to others: subscribing,
-//! performing and back-off (one runner for all controllers, in `kedge-hub`).
+//! Always holds: a controller reads the current objects, not the history, so a missed or repeated event only
+//! costs a sweep. It never waits and never writes: it returns [`Action`]s, is handed their outcomes, and
+//! names its next deadline. Leaves to others: subscribing, performing and back-off (one runner for all
+//! controllers, in `kedge-hub`).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -104,8 +105,8 @@ pub struct Now {
     pub disk_stalls: bool,
 }
 
-/// Changes a value; the text is the time for its stamps (RFC 3339). Called again after a concurrent write. Returns whether it applies
-/// to this object.
+/// Changes a value; the text is the time for its stamps (RFC 3339). Called again after a concurrent write.
+/// Returns whether it applies to this object.
 pub type Edit = Box<dyn FnMut(&mut Value, &str) -> bool + Send>;
 
 /// An action to perform.

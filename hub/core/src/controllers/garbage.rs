@@ -19,7 +19,8 @@ use crate::object::{Event, Object};
 use crate::requests::{DeleteOptions, FOREGROUND, ORPHAN, Propagation};
 use crate::value::{at, text};
 
-/// Time between two log lines of deletions: an owner with ten thousand dependents gets one line, not ten thousand.
+/// Time between two log lines of deletions: an owner with ten thousand dependents gets one line, not ten
+/// thousand.
 const LOGGED_EVERY: Duration = Duration::from_secs(5);
 /// Owners named in each line; the others are only counted.
 const OWNERS_NAMED: usize = 10;
@@ -357,7 +358,8 @@ fn remove_finalizer(kind: &'static Kind, object: &Object, finalizer: &'static st
 /// The content of the next log lines; bounded, however many deletions there are until then.
 #[derive(Debug, Default)]
 struct Tally {
-    /// How many objects of which kind were deleted because this owner is gone, for the first [`OWNERS_NAMED`] owners.
+    /// How many objects of which kind were deleted because this owner is gone, for the first [`OWNERS_NAMED`]
+    /// owners.
     collected: BTreeMap<String, BTreeMap<&'static str, usize>>,
     /// The number of deleted objects of further owners.
     of_others: usize,

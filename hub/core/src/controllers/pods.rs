@@ -28,7 +28,8 @@ static OUTPUTS: &[&Kind] = &[&POD];
 
 /// Upstream's wait before the pods of a missing Node are removed.
 pub const QUARANTINE: Duration = Duration::from_secs(40);
-/// Most ended pods, mirror pods aside, which have the quota of their node. Upstream keeps 12,500, which would be 60 MB here.
+/// Most ended pods, mirror pods aside, which have the quota of their node. Upstream keeps 12,500, which would
+/// be 60 MB here.
 const ENDED: usize = 1_000;
 /// A taint by which an administrator declares that an unready node does not run at all: its terminating pods
 /// are removed.

@@ -1,7 +1,8 @@
-//! Keeps a ConfigMap `kube-root-ca.crt` with the hub's CA in every namespace: clients in pods verify the API server by it.
+//! Keeps a ConfigMap `kube-root-ca.crt` with the hub's CA in every namespace: clients in pods verify the API
+//! server by it.
 //!
-//! Inputs: Namespace, ConfigMap of that name. Outputs: ConfigMap. A deleted one is created again and a changed one repaired, as by
-//! upstream's root-ca-certificate-publisher; a terminating namespace gets none.
+//! Inputs: Namespace, ConfigMap of that name. Outputs: ConfigMap. A deleted one is created again and a
+//! changed one repaired, as by upstream's root-ca-certificate-publisher; a terminating namespace gets none.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

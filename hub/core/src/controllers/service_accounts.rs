@@ -1,7 +1,7 @@
 //! Keeps a ServiceAccount named `default` in every namespace: pods without an account use it.
 //!
-//! Inputs: Namespace, ServiceAccount. Outputs: ServiceAccount. A deleted one is created again, as upstream does; a terminating
-//! namespace gets none.
+//! Inputs: Namespace, ServiceAccount. Outputs: ServiceAccount. A deleted one is created again, as upstream
+//! does; a terminating namespace gets none.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

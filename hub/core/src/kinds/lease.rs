@@ -1,4 +1,5 @@
-//! Lease: the heartbeat. A renewal (only `spec.renewTime` differs) is volatile: acknowledged from memory, durable in batches.
+//! Lease: the heartbeat. A renewal (only `spec.renewTime` differs) is volatile: acknowledged from memory,
+//! durable in batches.
 
 use serde_json::Value;
 
@@ -11,7 +12,8 @@ use crate::value::text;
 /// The strategy of coordinated leader election that Kubernetes itself defines; others have a domain.
 const STRATEGY: &str = "OldestEmulationVersion";
 
-/// coordination.k8s.io/v1 Lease. A PUT of a missing one creates it and a PUT without resourceVersion is refused, as upstream.
+/// coordination.k8s.io/v1 Lease. A PUT of a missing one creates it and a PUT without resourceVersion is
+/// refused, as upstream.
 pub static LEASE: Kind = Kind {
     group: "coordination.k8s.io",
     kind: "Lease",

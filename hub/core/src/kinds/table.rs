@@ -1,4 +1,5 @@
-//! Columns of tables (`kubectl get`) and the words in their cells: ages and counts, exactly as upstream prints them.
+//! Columns of tables (`kubectl get`) and the words in their cells: ages and counts, exactly as upstream
+//! prints them.
 
 use serde_json::{Value, json};
 

@@ -1,7 +1,8 @@
 //! The patch formats that clients send: JSON patch, JSON merge patch, strategic merge patch.
 //!
-//! All three are pure functions on values; none panics on any input, and none can grow a document without bound. The
-//! result is validated afterwards, by the schema and the kind's rules. Server-side apply is in `apply`.
+//! All three are pure functions on values; none panics on any input, and none can grow a document without
+//! bound. The result is validated afterwards, by the schema and the kind's rules. Server-side apply is in
+//! `apply`.
 
 pub mod body;
 pub mod json;

@@ -17,8 +17,8 @@ use crate::value::text;
 pub(super) const HASH: &str = "controller-revision-hash";
 /// Longest part of a DaemonSet's name in that of a revision, which has 253 characters at most.
 const NAME_BYTES: usize = 240;
-/// Highest number that counts. A larger one was forged, and behind the largest of all every later revision would have the same number,
-/// among which an undo could not choose.
+/// Highest number that counts. A larger one was forged, and behind the largest of all every later revision
+/// would have the same number, among which an undo could not choose.
 const HIGHEST_NUMBER: i64 = 1 << 62;
 /// kubectl's annotation with the object as last applied; upstream copies it into each revision, with the
 /// change cause.

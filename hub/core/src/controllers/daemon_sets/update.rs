@@ -654,8 +654,8 @@ mod tests {
         }
     }
 
-    /// A pod `node:hash:state`, with a name of its own if `node` has a suffix. States: ok (available), ready (since just now), no, unheard
-    /// (ready before its node was lost), ending, failed.
+    /// A pod `node:hash:state`, with a name of its own if `node` has a suffix. States: ok (available), ready
+    /// (since just now), no, unheard (ready before its node was lost), ending, failed.
     fn pods(texts: &[&str]) -> Vec<Pod> {
         let read = |(index, text): (usize, &&str)| {
             let parts: Vec<&str> = text.split(':').collect();

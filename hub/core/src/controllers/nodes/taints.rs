@@ -1,5 +1,5 @@
-//! Taints that follow a node's conditions and `spec.unschedulable`, so that schedulers and controllers need to read one field only. Pure;
-//! the rules are those of upstream's node lifecycle controller.
+//! Taints that follow a node's conditions and `spec.unschedulable`, so that schedulers and controllers need
+//! to read one field only. Pure; the rules are those of upstream's node lifecycle controller.
 //!
 //! Always holds: only the taints of this table change, others and their order stay; a taint that a Node
 //! already has is not written again. Nodes cannot remove their own taints (`identity`). Different from
@@ -110,7 +110,8 @@ fn is_of(taint: &Value, index: usize) -> bool {
     taint["key"] == TABLE[index].0 && taint["effect"] == TABLE[index].1
 }
 
-/// Sets the taints that a Node should have by its conditions and spec. `wall` (RFC 3339) becomes `timeAdded` of new ones.
+/// Sets the taints that a Node should have by its conditions and spec. `wall` (RFC 3339) becomes `timeAdded`
+/// of new ones.
 pub(super) fn set(node: &mut Value, wall: &str, no_execute: NoExecute) {
     let carried = Taints::carried_by(node);
     let wanted = Taints::due_to(node).wanted(carried, no_execute);

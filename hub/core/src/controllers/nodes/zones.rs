@@ -17,7 +17,8 @@ use crate::value::text;
 const PERIOD: Duration = Duration::from_secs(10);
 /// The same while most nodes of a large zone are not ready: --secondary-node-eviction-rate, 0.01.
 const SECONDARY_PERIOD: Duration = Duration::from_secs(100);
-/// Most nodes of a small zone, which gets no new taints while most of its nodes are not ready: --large-cluster-size-threshold.
+/// Most nodes of a small zone, which gets no new taints while most of its nodes are not ready:
+/// --large-cluster-size-threshold.
 const SMALL: usize = 50;
 /// Upstream's --unhealthy-zone-threshold, in percent, and the number of nodes that is always fewer than most.
 pub(super) const MOST_PERCENT: usize = 55;

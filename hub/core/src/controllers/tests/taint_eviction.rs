@@ -169,7 +169,8 @@ fn refused_end_is_tried_again_after_a_pause() {
     assert_eq!(eviction.reconcile(&hub.index, later).tasks.len(), 1);
 }
 
-/// Nodes get and lose taints at random: no pod ends before its node had the taint for the whole of its toleration, and each ends then.
+/// Nodes get and lose taints at random: no pod ends before its node had the taint for the whole of its
+/// toleration, and each ends then.
 #[test]
 fn no_pod_ends_before_its_time() {
     let mut ended = 0;
