@@ -7,9 +7,10 @@
 use crate::Target;
 use crate::input::{SEPARATOR, joined, sections};
 use crate::yaml::{check_message, means};
+use kedge_core::kubelet::error::ConfigError;
 use kedge_core::kubelet::layers::MAX_PROBLEMS;
 use kedge_core::kubelet::{
-    ConfigError, Effective, LayerText, LocalLayers, MAX_TAINTS, Origin, canonical_overrides, effective, yaml,
+    Effective, LayerText, LocalLayers, MAX_TAINTS, Origin, canonical_overrides, effective, yaml,
 };
 use serde_json::{Value, json};
 use std::time::Duration;

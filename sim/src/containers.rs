@@ -9,8 +9,8 @@
 //! checks at rest (`tests/pods`), a configuration's disk (`disk`).
 
 use kedge_api::Timestamp;
-use kedge_core::images::collect::Collected;
 use kedge_core::images::room::Disk;
+use kedge_core::images::thresholds::Collected;
 use kedge_core::pods::{
     Command, ContainerKey, ContainerOrder, ContainerState, DesiredFile, DesiredFound, Exit, Failure,
     FailureReason, Health, HookNote, Image, ImageConfig, ImageOrder, Inventory, Observation, PodAction,

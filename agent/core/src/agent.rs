@@ -7,12 +7,14 @@
 //! independent, so none waits for another; queues have bounds. Leaves to others: performing the actions and reporting
 //! each outcome, in any order and as late as it likes.
 
+use crate::answer::{Answer, Level, Now};
 use crate::config::actor::ConfigActor;
 use crate::config::running::Forgiveness;
 use crate::config::start::{self, Facts, Parsed, Started};
 use crate::contact::{Contact, KUBECONFIG_LINE};
-use crate::event::{Action, Answer, Collection, Event, Level, Now, Outcome, Request, RequestKey};
-use crate::kubelet::{self, ConfigError, Effective};
+use crate::event::{Action, Collection, Event, Request, RequestKey};
+use crate::kubelet::error::ConfigError;
+use crate::kubelet::{self, Effective};
 use crate::node::calls::Calls;
 use crate::node::events::NodeEvents;
 use crate::node::heartbeat::Heartbeat;
@@ -26,7 +28,7 @@ use crate::reflector::{Reflector, Shown};
 use crate::report::{ConfigReport, Report};
 use crate::turn::{Order, Turn, is_not_found};
 use crate::watching::{WatchEnd, WatchFailure, Watched, Watching};
-use crate::writes::{Steps, Suspend};
+use crate::writes::{Outcome, Steps, Suspend};
 use kedge_api as api;
 use serde_json::{Value, json};
 use std::rc::Rc;

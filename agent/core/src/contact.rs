@@ -5,7 +5,7 @@
 //! its own, and is logged once. Leaves to others: what contact means for a trial (`config`), retries, refusals that were
 //! answered (`agent`).
 
-use crate::event::{Level, Now};
+use crate::answer::{Level, Now};
 use crate::sorted::SortedMap;
 use serde::Serialize;
 use std::time::Duration;

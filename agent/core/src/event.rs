@@ -3,27 +3,16 @@
 //! Always holds: both lists are closed, and an action is complete: performing it needs no decision. Leaves to others:
 //! what an event means (`agent`), how an action is performed (the crate `kedge`, the simulator).
 
-use crate::config::records::{CheckpointName, Read, StateFile};
+use crate::answer::{Answer, Level};
+use crate::config::records::{CheckpointName, Read};
 use crate::kubelet::Effective;
-use crate::pods::{ApiServer, PodAction, PodAsk, PodEvent};
+use crate::node::facts::HostFacts;
+use crate::pods::{PodAction, PodAsk, PodEvent};
 use crate::watching::{ObjectVersion, WatchEnd, WatchOrder, Watched};
-use kedge_api::Timestamp;
+use crate::writes::{Outcome, Step};
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::fmt;
 use std::time::Duration;
-
-/// Time as handed to core: running time since some fixed start, and wall time for stamps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Now {
-    /// Monotonic running time.
-    pub mono: Duration,
-    /// Wall time; never compared, but for how long a pod was active before this process (`pods::failing`).
-    pub wall: Timestamp,
-}
-
-/// Longest wait that a server may ask for: what a wrong or hostile answer says must not end the heartbeat for a year.
-pub(crate) const LONGEST_PATIENCE: Duration = Duration::from_secs(300);
 
 /// Everything that can happen. Core may receive outcomes in any order, and late.
 #[derive(Debug, Clone)]
@@ -162,17 +151,6 @@ pub enum Action {
     Log(Level, String),
 }
 
-/// Level of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
-    /// An operator should look.
-    Warn,
-    /// Worth knowing.
-    Info,
-    /// For debugging.
-    Debug,
-}
-
 /// A request to the API server.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
@@ -241,81 +219,6 @@ impl Request {
     }
 }
 
-/// How an API server answered.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Answer {
-    /// Done; the object, if one was asked for.
-    Accepted(Option<Value>),
-    /// The server will not; with its Status.
-    Refused {
-        status: u16,
-        reason: String,
-        message: String,
-        /// When to come back, if it says.
-        retry_after: Option<Duration>,
-    },
-    /// No answer that counts: unreachable, untrusted, late, garbled.
-    Failed(String),
-}
-
-impl Answer {
-    /// The server will refuse the same request again: it lacks a right, or what it says is invalid or too large.
-    pub(crate) fn is_final(&self) -> bool {
-        matches!(self, Self::Refused { status: 400 | 403 | 405 | 413 | 415 | 422, .. })
-    }
-
-    /// Status and reason of a refusal: its sort, whatever its message names.
-    pub(crate) fn refusal(&self) -> Option<(u16, String)> {
-        match self {
-            Self::Refused { status, reason, .. } => Some((*status, reason.clone())),
-            Self::Accepted(_) | Self::Failed(_) => None,
-        }
-    }
-
-    /// Verified TLS and any answer but 401.
-    pub fn is_contact(&self) -> bool {
-        !matches!(self, Self::Failed(_) | Self::Refused { status: 401, .. })
-    }
-
-    pub(crate) fn retry_after(&self) -> Duration {
-        match self {
-            Self::Refused { retry_after: Some(wait), .. } => (*wait).min(LONGEST_PATIENCE),
-            _ => Duration::ZERO,
-        }
-    }
-}
-
-impl fmt::Display for Answer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Accepted(_) => f.write_str("accepted"),
-            Self::Refused { status, message, .. } => write!(f, "the API server answered {status}: {message}"),
-            Self::Failed(why) => f.write_str(why),
-        }
-    }
-}
-
-/// One step on disk, performed outside of core.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// Read a file.
-    Read(StateFile),
-    /// Write it durably: temp file, fsync, rename, fsync of the directory.
-    Write(StateFile, Vec<u8>),
-    /// Rename it to `<name>.corrupt-<n>`. The list of bad configs stays in its place, too, until it is replaced: that it is missing
-    /// says that somebody removed it.
-    SetAside(StateFile),
-}
-
-/// How a step went.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// What reading gave.
-    Read(Read),
-    /// Whether a write or a setting aside is durable; the text says why not.
-    Done(Result<(), String>),
-}
-
 /// The request to the API server that keeps the Lease.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeaseRequest {
@@ -325,116 +228,4 @@ pub enum LeaseRequest {
     Patch(Value),
     /// Create it.
     Create(Value),
-}
-
-/// Facts about the host, as plain values.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct HostFacts {
-    /// `/etc/machine-id`.
-    pub machine_id: String,
-    /// Identity of the board.
-    pub system_uuid: String,
-    /// This boot.
-    pub boot_id: String,
-    /// `uname -r`.
-    pub kernel_version: String,
-    /// PRETTY_NAME of os-release.
-    pub os_image: String,
-    /// In Go's spelling.
-    pub architecture: String,
-    /// The host's name.
-    pub hostname: String,
-    /// Addresses others may use, best first.
-    pub addresses: Vec<String>,
-    /// CPUs online.
-    pub cpus: u64,
-    /// Bytes of memory.
-    pub memory_bytes: u64,
-    /// Bytes of the file system below `--root-dir`.
-    pub storage_bytes: u64,
-    /// Inodes there.
-    pub inodes: u64,
-    /// Highest number of processes.
-    pub pids: u64,
-    /// Bytes of memory that could be had; None, here and below: that could not be read.
-    pub memory_available_bytes: Option<u64>,
-    /// Bytes free below `--root-dir`.
-    pub storage_available_bytes: Option<u64>,
-    /// Inodes free there.
-    pub inodes_free: Option<u64>,
-    /// Processes there are.
-    pub pids_in_use: Option<u64>,
-    /// What runs containers.
-    pub runtime: Runtime,
-    /// Where they get a network of their own.
-    pub pod_network: PodNetworks,
-    /// Where the API server is; None: there is none that pods could be told.
-    pub api_server: Option<ApiServer>,
-    /// The kernel enforces profiles of AppArmor.
-    pub has_apparmor: bool,
-    /// The kernel labels files and processes by SELinux.
-    pub has_selinux: bool,
-    /// What resets the machine when its kernel hangs.
-    pub watchdog: HardwareWatchdog,
-    /// Which slot of a disk image runs, and why.
-    pub image: ImageState,
-}
-
-/// What the slots of a node's disk image show.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum ImageState {
-    /// The node runs no disk image, or one whose boot loader counts nothing.
-    #[default]
-    NotAsked,
-    /// The slot that runs is good, and the other one may be started, or is empty.
-    Good(&'static str),
-    /// The slot that runs is tried.
-    OnTrial(&'static str),
-    /// This slot runs because the other one has failed all its tries.
-    FellBack(&'static str),
-    /// The boot loader's list cannot be read: why.
-    Unknown(String),
-}
-
-/// The hardware watchdog of a node that runs a disk image.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum HardwareWatchdog {
-    /// Nobody asks: what the machine has is its owner's matter.
-    #[default]
-    NotAsked,
-    /// The kernel has no driver for one.
-    Absent,
-    /// There is one of this name, and nobody has started it.
-    Idle(String),
-    /// One of this name runs.
-    Active(String),
-}
-
-/// Whether pods can have a network of their own.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PodNetworks {
-    /// They cannot: why.
-    NotReady(String),
-    /// They can, by the configuration of this name.
-    Ready(String),
-}
-
-impl Default for PodNetworks {
-    fn default() -> Self {
-        Self::NotReady("nobody has looked yet".into())
-    }
-}
-
-/// Whether this node can run containers: with its own state it is what `Ready` and the capacity for pods follow from.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Runtime {
-    /// The agent has none, and the node is ready for all that it does: to be configured and watched over.
-    #[default]
-    Absent,
-    /// It is being started: nothing is concluded from that for a while.
-    Starting,
-    /// It does not work yet, or no longer: why.
-    NotReady(String),
-    /// It works.
-    Ready,
 }

@@ -9,6 +9,7 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod agent;
+mod answer;
 pub mod config;
 mod contact;
 mod event;
@@ -33,16 +34,16 @@ pub mod workloads;
 mod writes;
 
 pub use agent::{Core, is_hub_version};
+pub use answer::{Answer, Level, Now};
 pub use config::condition::ConfigOk;
 pub use config::digest::{ConfigId, Digest, Identity};
 pub use config::judge::{DISK_LOOP, Exit, PreviousRun};
 pub use config::running::Forgiveness;
 pub use contact::ContactReport;
-pub use event::{
-    Action, Answer, Collection, Event, HardwareWatchdog, HostFacts, ImageState, LeaseRequest, Level, Listing,
-    Now, Outcome, PodNetworks, Request, RequestKey, Runtime, Step,
-};
+pub use event::{Action, Collection, Event, LeaseRequest, Listing, Request, RequestKey};
+pub use node::facts::{HardwareWatchdog, HostFacts, ImageState, PodNetworks, Runtime};
 pub use node::status::{allocatable_memory, kubelet_version};
 pub use options::Options;
 pub use report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report, StorageReport};
 pub use watching::{ObjectVersion, WatchEnd, WatchFailure, WatchOrder, Watched};
+pub use writes::{Outcome, Step};

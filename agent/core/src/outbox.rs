@@ -7,7 +7,7 @@
 //! so, and the refusal is news once. An answer from another server is not counted. Leaves to others: what requests say and
 //! what an answer means: who put a request that failed puts it, or a newer one, again (`agent`).
 
-use crate::event::{Answer, LONGEST_PATIENCE, Now};
+use crate::answer::{Answer, LONGEST_PATIENCE, Now};
 use crate::pace::{Backoff, Jitter};
 use crate::sorted::SortedMap;
 use serde_json::Value;

@@ -2,11 +2,11 @@
 //!
 //! Always holds: all fields are of the same moment. Leaves to others: everything outside of the configuration (`agent`).
 
+use crate::answer::Now;
 use crate::config::condition::{config_ok, config_status};
 use crate::config::running::Configuration;
 use crate::config::standing::Obstacle;
 use crate::contact::ContactReport;
-use crate::event::Now;
 use kedge_api as api;
 use serde::Serialize;
 use std::time::Duration;

@@ -3,7 +3,8 @@
 //! Always holds: an actor changes nothing but itself, and the rest of the world only by what it hands over here; requests go
 //! through the outbox, whoever wants them. Leaves to others: the order of the actors within a turn (`agent`).
 
-use crate::event::{Action, Answer, LeaseRequest, Level, Now, Request, RequestKey};
+use crate::answer::{Answer, Level, Now};
+use crate::event::{Action, LeaseRequest, Request, RequestKey};
 use crate::options::Options;
 use crate::outbox::{Outbox, Sendable, json_bytes};
 use crate::pace::Jitter;

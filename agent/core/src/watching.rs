@@ -11,7 +11,7 @@
 //! `kedge.watch: off` a round ends with its list, and that name alone leads to the next; where nothing is named, time does. Leaves
 //! to others: the requests (`perform::watches`), what an object means (`agent`).
 
-use crate::event::Now;
+use crate::answer::Now;
 use crate::outbox::{HURRY, LONGEST_WAIT};
 use crate::pace::{Backoff, Jitter};
 use std::time::Duration;

@@ -6,7 +6,6 @@
 //! of its inputs and these outcomes, and everything else it wants done belongs to its result.
 
 use crate::config::records::{Read, StateFile};
-use crate::event::{Outcome, Step};
 
 /// Whether a write, or a setting aside, is durable; the text says why not.
 pub(crate) type Durable = Result<(), String>;
@@ -55,6 +54,27 @@ impl<'a> Steps<'a> {
             None => Err(Suspend(step())),
         }
     }
+}
+
+/// One step on disk, performed outside of core.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Read a file.
+    Read(StateFile),
+    /// Write it durably: temp file, fsync, rename, fsync of the directory.
+    Write(StateFile, Vec<u8>),
+    /// Rename it to `<name>.corrupt-<n>`. The list of bad configs stays in its place, too, until it is replaced: that it is missing
+    /// says that somebody removed it.
+    SetAside(StateFile),
+}
+
+/// How a step went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// What reading gave.
+    Read(Read),
+    /// Whether a write or a setting aside is durable; the text says why not.
+    Done(Result<(), String>),
 }
 
 #[cfg(test)]

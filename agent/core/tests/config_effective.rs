@@ -2,12 +2,13 @@
 //! errors, and what the identity of a configuration depends on.
 
 use core::time::Duration;
+use kedge_core::kubelet::error::{ConfigError, ErrorKind};
 
 use kedge_core::kubelet::effective_of_proven;
 use kedge_core::kubelet::quantity::Threshold;
 use kedge_core::kubelet::{
-    Capacity, ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, Reserved, Signal, Taint,
-    canonical_overrides, effective,
+    Capacity, Effective, LayerText, LocalLayers, Origin, Reserved, Signal, Taint, canonical_overrides,
+    effective,
 };
 use serde_json::{Value, json};
 

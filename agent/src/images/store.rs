@@ -5,13 +5,14 @@
 //! pull, only for the moments in which one claims what it uses. What pods need stands in `needed.json`, so that a command knows it
 //! without a running agent; while that file cannot be read, everything counts as needed.
 
+use kedge_core::images::thresholds::{Collected, Thresholds};
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kedge_core::images::collect::{self, Ages, Collected, Plan, Thresholds};
+use kedge_core::images::collect::{self, Ages, Plan};
 use kedge_core::images::manifest::{Config, ImageConfig, MAX_CONFIG_BYTES};
 use kedge_core::images::record::{MAX_RECORD_BYTES, Record, Records, Unreadable};
 use kedge_core::images::room::{Disk, Room};

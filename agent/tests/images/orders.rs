@@ -1,5 +1,6 @@
 //! What the pods' actor orders: each `PullImage` is answered once, by upstream's sorts of failure.
 
+use kedge_core::images::thresholds::Thresholds;
 use std::cell::{Cell, RefCell};
 use std::fs;
 use std::io::Read as _;
@@ -13,7 +14,7 @@ use kedge::images::{Options, Progress, Puller, Store};
 use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::{Cancel, system_clock};
 use kedge::workloads::Layers;
-use kedge_core::images::collect::{Ages, Thresholds};
+use kedge_core::images::collect::Ages;
 use kedge_core::images::credentials::Keyring;
 use kedge_core::images::settings::Registries;
 use kedge_core::images::{BlobDigest, Reference};

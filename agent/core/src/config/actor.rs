@@ -6,6 +6,7 @@
 //! on as before, but the configuration, whose next step is that exit, or a stop. Leaves to others: the
 //! Node itself (`node::object`), how a condition reaches the server (`node::heartbeat`).
 
+use crate::answer::Level;
 use crate::config::condition::{self, ConfigOk};
 use crate::config::disk::AssignedNow;
 use crate::config::records::{BadConfigs, Read, Verdict};
@@ -13,12 +14,13 @@ use crate::config::running::{Configuration, Forgiveness, Next, Notice, Object, e
 use crate::config::source::{self, requested_source};
 use crate::config::standing::Obstacle;
 use crate::config::start::{Facts, Started};
-use crate::event::{Action, Level, Outcome};
+use crate::event::Action;
 use crate::kubelet::Config;
 use crate::node::events::NodeEvents;
 use crate::reflector::{Reflector, Shown};
 use crate::turn::Turn;
 use crate::watching::{ObjectVersion, Watched};
+use crate::writes::Outcome;
 use kedge_api::{self as api, excerpt};
 use std::rc::Rc;
 

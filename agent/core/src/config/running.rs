@@ -6,6 +6,7 @@
 //! is compared with `current`, never with what runs (else a rolled back node would restart for ever); a download is never
 //! parsed here; a failed write changes nothing but the time of the next try.
 
+use crate::answer::Now;
 use crate::config::digest::Identity;
 use crate::config::disk::{AssignedNow, Disk, payload};
 use crate::config::judge::{self, Role};
@@ -16,9 +17,8 @@ use crate::config::records::{
 use crate::config::source::{self, RequestedSource, Source};
 use crate::config::standing::{Obstacle, Rank, Standing, Substitute};
 use crate::config::start::{Facts, Floor, InUse, Started};
-use crate::event::{Now, Outcome, Step};
 use crate::kubelet::Effective;
-use crate::writes::{Steps, Suspend, Suspendable};
+use crate::writes::{Outcome, Step, Steps, Suspend, Suspendable};
 use kedge_api::{ConfigMap, excerpt};
 use serde_json::Value;
 use std::fmt;

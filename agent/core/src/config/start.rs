@@ -12,7 +12,8 @@ use crate::config::records::{
     shortened_detail,
 };
 use crate::config::standing::{Obstacle, Rank, Standing};
-use crate::kubelet::{self, Config, ConfigError, Effective, ErrorKind, Eviction, LocalLayers};
+use crate::kubelet::error::{ConfigError, ErrorKind};
+use crate::kubelet::{self, Config, Effective, Eviction, LocalLayers};
 use crate::writes::{Durable, Steps, Suspendable};
 use kedge_api::Timestamp;
 use std::rc::Rc;
@@ -641,11 +642,11 @@ impl StartVerdict<'_> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::answer::Now;
     use crate::config::digest::Digest;
     use crate::config::records::{Assigned, CheckpointName, Current, Read, Recorded, StateFile};
     use crate::config::source::Source;
-    use crate::event::{Outcome, Step};
-    use crate::writes::Suspend;
+    use crate::writes::{Outcome, Step, Suspend};
     use std::time::Duration;
 
     const PAYLOAD: &str =
@@ -750,7 +751,7 @@ pub(super) mod tests {
                 };
                 let (started, _) = start_on(&disk);
                 for mono in [Duration::ZERO, Duration::from_secs(1 << 33)] {
-                    let now = crate::event::Now { mono, wall: Timestamp::from_micros(i64::MAX) };
+                    let now = Now { mono, wall: Timestamp::from_micros(i64::MAX) };
                     let configuration =
                         crate::config::running::Configuration::new(started.clone(), facts(), now);
                     let _ = configuration.next_deadline(now);

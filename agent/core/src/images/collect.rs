@@ -7,35 +7,13 @@
 //! Ages are running time of this agent, as upstream's: an image seen at a start is as young as the start. What a removal frees
 //! is counted by the layers that no other image keeps.
 
+use crate::images::thresholds::Thresholds;
 use crate::sorted::{SortedMap, SortedSet};
 use std::time::Duration;
 
 use super::digest::BlobDigest;
 use super::record::{Record, Records};
 use super::room::Disk;
-
-/// When images go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Thresholds {
-    /// `imageMinimumGCAge`.
-    pub minimum_age: Duration,
-    /// `imageMaximumGCAge`; `None`: age alone removes nothing.
-    pub maximum_age: Option<Duration>,
-    /// `imageGCHighThresholdPercent`; 100 switches collection by space off.
-    pub high_percent: u8,
-    /// `imageGCLowThresholdPercent`.
-    pub low_percent: u8,
-}
-
-impl Thresholds {
-    /// All that no pod needs, however young: the disk is short, and pods would have to end for what these take.
-    pub const ALL_UNUSED: Self = Self {
-        minimum_age: Duration::ZERO,
-        maximum_age: Some(Duration::ZERO),
-        high_percent: 100,
-        low_percent: 100,
-    };
-}
 
 /// Since when images are known, and when each was last needed.
 #[derive(Clone, Debug, Default)]
@@ -69,20 +47,6 @@ pub struct Plan {
     pub freed_bytes: u64,
     /// What should be freed; more than `freed_bytes` means `FreeDiskSpaceFailed`.
     pub wanted_bytes: u64,
-}
-
-/// What a collection did.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Collected {
-    /// Before it.
-    pub disk: Disk,
-    /// What should be freed, and what was.
-    pub wanted_bytes: u64,
-    pub freed_bytes: u64,
-    /// Names of the images that were removed.
-    pub images: Vec<String>,
-    /// What could not be removed, and why.
-    pub problems: Vec<String>,
 }
 
 /// Chooses images to remove. `sizes` are the bytes of each layer on disk.

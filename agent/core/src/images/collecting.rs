@@ -4,9 +4,10 @@
 //! image is looked at where the thresholds remove none. A failure that goes on is reported twice (`FreeDiskSpaceFailed` or a line of
 //! the log, then `ImageGCFailed`), and again after a success. Leaves to others: which images go (`collect`), removing them.
 
-use super::collect::{Collected, Thresholds, used_percent};
+use super::collect::used_percent;
+use crate::answer::Level;
 use crate::config::running::Notice;
-use crate::event::Level;
+use crate::images::thresholds::{Collected, Thresholds};
 use std::time::Duration;
 
 /// Between two collections: kubelet's `ImageGCPeriod`.

@@ -13,6 +13,7 @@ pub mod collect;
 pub(crate) mod collecting;
 pub mod credentials;
 pub mod digest;
+pub mod image;
 pub mod manifest;
 pub mod platform;
 pub mod policy;
@@ -21,6 +22,7 @@ pub mod reference;
 pub mod room;
 pub mod settings;
 pub mod signature;
+pub mod thresholds;
 pub mod throttle;
 
 pub use digest::BlobDigest;

@@ -4,8 +4,8 @@
 //! refuses is refused here too, before the agent runs pods with it; a configuration that it takes is taken. Always holds:
 //! the message names both fields and the layer of the other one. Leaves to others: single values (`settings`).
 
-use super::layers::Origin;
 use super::{duration, path};
+use crate::kubelet::origin::Origin;
 use kedge_api::excerpt;
 use serde_json::{Map, Value};
 

@@ -6,6 +6,8 @@
 //! (a plain RFC 7386 patch cannot say "remove this object, then set one key of it"; [`Node::Object`] can).
 //! Left to others: reading directories, and what the fields mean.
 
+use crate::kubelet::error::{ConfigError, ErrorKind, Problem};
+use crate::kubelet::origin::Origin;
 use core::fmt;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,50 +15,13 @@ use std::path::PathBuf;
 use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
+use super::path;
 use super::schema::{self, Finding};
 use super::yaml::{self, Content, Position, Tree};
-use super::{ConfigError, ErrorKind, Problem, path};
 
 /// Most drop-ins that are read. Each is a file placed by hand or by a package; more is a mistake, and
 /// every start would read it all. 500 must be cheap (`make bench` starts with 500), so the limit lies well above.
 pub const MAX_DROP_INS: usize = 1000;
-
-/// The origin of a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// The built-in default.
-    Default,
-    /// The `--config` file, by path.
-    File(String),
-    /// The assigned payload.
-    ConfigMap { namespace: String, name: String, uid: String },
-    /// A file judged as if it were pushed; which part of which file.
-    Pushed(String),
-    /// A drop-in file, by path.
-    DropIn(String),
-    /// A command line flag, by name without dashes.
-    Flag(&'static str),
-}
-
-impl Origin {
-    /// Whether it is a payload, not one of this machine's own layers.
-    pub(super) fn is_pushed(&self) -> bool {
-        matches!(self, Self::ConfigMap { .. } | Self::Pushed(_))
-    }
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => formatter.write_str("default"),
-            Self::File(path) => write!(formatter, "config file {path}"),
-            Self::ConfigMap { name, uid, .. } => write!(formatter, "config {name} (uid {uid})"),
-            Self::Pushed(what) => write!(formatter, "push {what}"),
-            Self::DropIn(path) => write!(formatter, "drop-in {path}"),
-            Self::Flag(name) => write!(formatter, "flag --{name}"),
-        }
-    }
-}
 
 /// One layer as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -209,6 +209,18 @@ impl Threshold {
     }
 }
 
+/// In the API server's canonical form, so that the value read back equals the one sent.
+pub(crate) fn bytes(value: u64) -> String {
+    let mut value = value;
+    for suffix in ["", "Ki", "Mi", "Gi", "Ti", "Pi"] {
+        if !value.is_multiple_of(1024) || value == 0 {
+            return format!("{value}{suffix}");
+        }
+        value /= 1024;
+    }
+    format!("{value}Ei")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

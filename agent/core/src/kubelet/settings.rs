@@ -4,13 +4,13 @@
 //! Reading reports every problem it meets and carries on with the default, so one look shows them all.
 //! Left to others: types (checked per layer before), defaults (already in the object), and all that is not honoured.
 
+use crate::images::thresholds::Thresholds;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
 
 use kedge_api::{MOST_WINDOWS, MaintenanceWindows, WINDOW_EXPECTED, excerpt, names};
 use serde_json::{Map, Value};
 
-use crate::images::collect::Thresholds;
 use crate::images::settings::Registries;
 use crate::sorted::SortedMap;
 

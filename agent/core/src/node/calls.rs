@@ -3,7 +3,8 @@
 //! Always holds: each call leads to one session, however often and on whatever way the hub tells of it; sessions begin at a bounded rate,
 //! whatever a hub asks for. Leaves to others: the session itself, which dials the hub, and ends with the call.
 
-use crate::event::{Action, Level};
+use crate::answer::Level;
+use crate::event::Action;
 use crate::turn::Turn;
 use std::collections::VecDeque;
 use std::time::Duration;

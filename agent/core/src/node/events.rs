@@ -3,8 +3,9 @@
 //! Always holds: each is a log line at once and an Event once there is a Node; they are posted one at a time, in order; of too
 //! many the oldest are dropped, but never the one in flight. Leaves to others: what is worth an Event.
 
+use crate::answer::{Answer, Level, Now};
 use crate::config::running::Notice;
-use crate::event::{Answer, Level, Now, Request, RequestKey};
+use crate::event::{Request, RequestKey};
 use crate::turn::Turn;
 use kedge_api as api;
 use serde_json::json;

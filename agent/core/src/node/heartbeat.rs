@@ -3,12 +3,14 @@
 //! Always holds: Lease and status are independent of each other and of the configuration's state; a status is compared with what
 //! the server was last seen to have. Leaves to others: when requests are sent again (`outbox`), the Node itself (`object`).
 
+use crate::answer::{Answer, Level, Now};
 use crate::config::condition::ConfigOk;
 use crate::config::records::Complaints;
 use crate::config::running::{Hold, Notice};
 use crate::config::start::Floor;
-use crate::event::{Action, Answer, HostFacts, Level, Now, Request, RequestKey, Runtime};
+use crate::event::{Action, Request, RequestKey};
 use crate::kubelet::Config;
+use crate::node::facts::{HostFacts, Runtime};
 use crate::node::lease::LeaseKeeper;
 use crate::node::pressure::Pressures;
 use crate::node::status::{StatusKeeper, StatusPatch};

@@ -4,7 +4,8 @@
 //! state; a Lease is never created for a Node that is not known to exist; a renewal says as little as it can, and no wish for a
 //! smaller answer costs a Lease that is refused for it.
 
-use crate::event::{Answer, LeaseRequest, Now};
+use crate::answer::{Answer, Now};
+use crate::event::LeaseRequest;
 use crate::outbox::{Terms, Verdict};
 use crate::pace::Jitter;
 use serde_json::json;

@@ -5,9 +5,11 @@
 
 pub(crate) mod calls;
 pub(crate) mod events;
+pub(crate) mod facts;
 pub(crate) mod heartbeat;
 pub(crate) mod lease;
 pub(crate) mod object;
+pub(crate) mod pressing;
 pub(crate) mod pressure;
 pub(crate) mod registration;
 pub(crate) mod status;

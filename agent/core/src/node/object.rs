@@ -7,9 +7,10 @@
 //! node that it takes for lost, so the Node is read whole again. Leaves to others: its status and its Lease (`heartbeat`), the config
 //! source that it names (`config`).
 
-use crate::event::HostFacts;
-use crate::event::{Action, Answer, LONGEST_PATIENCE, Level, Request, RequestKey};
+use crate::answer::{Answer, LONGEST_PATIENCE, Level};
+use crate::event::{Action, Request, RequestKey};
 use crate::kubelet::Config;
+use crate::node::facts::HostFacts;
 use crate::node::registration::{missing_labels, registration, wrong_annotations};
 use crate::outbox::{LONGEST_WAIT, Terms};
 use crate::pace::Rewrites;

@@ -6,8 +6,9 @@
 //! becomes or stays true by it, and no grace period begins anew. Leaves to others: who ends (`pods::eviction`), the words of the
 //! conditions (`status`).
 
-use crate::event::{HostFacts, Now};
+use crate::answer::Now;
 use crate::kubelet::{Config, Eviction, EvictionThreshold, Signal};
+use crate::node::facts::HostFacts;
 use crate::pods::Pressing;
 use crate::sorted::SortedMap;
 use std::time::Duration;

@@ -2,8 +2,8 @@
 //!
 //! Always holds: labels of others stay whatever they are. Leaves to others: when to create it or to put labels back (`agent`).
 
-use crate::event::{HardwareWatchdog, HostFacts};
 use crate::kubelet::{self, Config};
+use crate::node::facts::{HardwareWatchdog, HostFacts};
 use crate::options::Options;
 use kedge_api as api;
 use serde_json::{Value, json};

@@ -4,12 +4,14 @@
 //! Always holds: a condition's `lastTransitionTime` moves only when the condition changes; `lastHeartbeatTime` alone is no
 //! change; nothing that others own (conditions of other agents, labels) is touched.
 
+use crate::answer::Now;
 use crate::config::condition::ConfigOk;
 use crate::config::records::Complaints;
 use crate::config::running::Hold;
 use crate::config::start::Floor;
-use crate::event::{HardwareWatchdog, HostFacts, ImageState, Now, PodNetworks, Runtime};
 use crate::kubelet::Config;
+use crate::kubelet::quantity::bytes;
+use crate::node::facts::{HardwareWatchdog, HostFacts, ImageState, PodNetworks, Runtime};
 use crate::node::pressure::Pressures;
 use crate::pace::Jitter;
 use crate::pods::DEVICE;
@@ -664,18 +666,6 @@ fn used_up(facts: &HostFacts, config: &Config) -> Vec<String> {
 /// Another agent's resources (device plugins) may stand beside ours.
 fn contains(all: &Resources, ours: &Resources) -> bool {
     ours.iter().all(|(name, quantity)| all.get(name) == Some(quantity))
-}
-
-/// In the API server's canonical form, so that the value read back equals the one sent.
-pub(crate) fn bytes(value: u64) -> String {
-    let mut value = value;
-    for suffix in ["", "Ki", "Mi", "Gi", "Ti", "Pi"] {
-        if !value.is_multiple_of(1024) || value == 0 {
-            return format!("{value}{suffix}");
-        }
-        value /= 1024;
-    }
-    format!("{value}Ei")
 }
 
 fn milli(value: u64) -> String {

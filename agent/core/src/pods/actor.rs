@@ -5,13 +5,15 @@
 //! that pods wait for go before those that only tell people something; every order is answered, also when another server is asked.
 //! Without a runtime there is no such actor. Leaves to others: every decision about a pod (`Pods`), how orders are performed.
 
+use crate::answer::{Answer, Level};
 use crate::config::running::Notice;
 use crate::config::start::Floor;
-use crate::event::{Action, Answer, HostFacts, Level, Runtime};
-use crate::images::collect::Thresholds;
+use crate::event::Action;
 use crate::images::collecting::Collecting;
+use crate::images::thresholds::Thresholds;
 use crate::kubelet::Config;
 use crate::node::events::event_name;
+use crate::node::facts::{HostFacts, Runtime};
 use crate::node::pressure::Pressures;
 use crate::node::registration;
 use crate::node::status::allocatable;
@@ -613,8 +615,8 @@ fn describe(request: &PodRequest) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::answer::Now;
     use crate::config::judge::PreviousRun;
-    use crate::event::Now;
     use crate::event::RequestKey;
     use crate::kubelet::schema::{API_VERSION, KIND};
     use crate::kubelet::{self, LayerText, LocalLayers, Origin};

@@ -6,9 +6,10 @@
 //! the node may read no others. Only pods of the API server are asked: the annotation of a static pod means nothing. Leaves to others:
 //! who asks and what follows from the answer (the hub), how an image is pulled.
 
-use crate::event::Now;
+use crate::answer::Now;
+use crate::images::image::Image;
 use crate::pods::backoff::Retry;
-use crate::pods::event::{Failure, Image, ImageOrder, ObjectKind, ObjectName, PodAction};
+use crate::pods::event::{Failure, ImageOrder, ObjectKind, ObjectName, PodAction};
 use crate::pods::life::{Context, Life, Origin, pull_retry, pull_words};
 use crate::pods::spec::{Pod, pull_policy};
 use crate::pods::starting::credentials;
@@ -167,7 +168,7 @@ impl Life {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Answer;
+    use crate::answer::Answer;
     use crate::pods::probes::tests::Node;
     use crate::pods::{
         Command, FailureReason, Inventory, NodeFacts, ObjectRead, PodEvent, PodNetworks, PodRequest, PodUid,

@@ -5,7 +5,8 @@
 //! pod can reach, or none is given. Leaves to others: the user, `HOSTNAME`
 //! and `PATH` of a container that has none (the runtime).
 
-use crate::pods::event::{ApiServer, ImageConfig, Mount, NodeFacts, ObjectKind, ObjectName};
+use crate::node::facts::ApiServer;
+use crate::pods::event::{ImageConfig, Mount, NodeFacts, ObjectKind, ObjectName};
 use crate::pods::fields;
 use crate::pods::objects::{Data, Found, Objects};
 use crate::pods::spec::{Container, EnvSource, KeySelector, LocalName, Pod, VolumeMount};
@@ -381,7 +382,7 @@ fn expand_with<'a>(input: &str, mut known: impl FnMut(&str) -> Option<&'a str>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Now;
+    use crate::answer::Now;
     use crate::pods::event::ObjectRead;
     use kedge_api::Timestamp;
     use serde_json::{Value, json};

@@ -10,12 +10,14 @@
 //! begins with `Event::Inventory`, and no action comes before it. Leaves to others: what the events mean (`pods`), how actions are
 //! performed (the crate `kedge`, the simulation).
 
+use crate::answer::{Answer, Level};
 use crate::config::source::is_file_name;
-use crate::event::Level;
-pub use crate::event::PodNetworks;
 pub use crate::images::ImageConfig;
-use crate::images::collect::{Collected, Thresholds};
-use crate::kubelet::Signal;
+use crate::images::image::Image;
+use crate::images::thresholds::{Collected, Thresholds};
+use crate::node::facts::ApiServer;
+pub use crate::node::facts::PodNetworks;
+use crate::node::pressing::Pressing;
 use crate::pods::hooks::{HookKind, HookNote, HookOrder};
 use crate::pods::places::RunKey;
 use crate::pods::probes::{Health, ProbeKey, ProbeOrder, ProbeOutcome};
@@ -148,7 +150,7 @@ pub enum PodEvent {
     /// The answer to `SaveDesired`: whether it is durable.
     DesiredSaved { file: DesiredFile, done: Result<(), String> },
     /// The answer to `PatchPodStatus`, `DeletePod`, `CreateMirrorPod`.
-    Answered { request: PodRequest, answer: crate::event::Answer },
+    Answered { request: PodRequest, answer: Answer },
 }
 
 /// Everything that is done for the pods of a node.
@@ -233,17 +235,6 @@ pub enum PodAction {
     WarnOfNode { reason: &'static str, message: String },
     /// Log a line.
     Log(Level, String),
-}
-
-/// A threshold of node pressure that pods end for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pressing {
-    pub signal: Signal,
-    /// Less than this is available.
-    pub least: u64,
-    pub available: u64,
-    /// What pods are given at most; None: they end at once.
-    pub longest_grace: Option<Duration>,
 }
 
 /// What of pods is measured.
@@ -453,20 +444,6 @@ pub enum FailureReason {
     Network,
     /// The order cannot be carried out as it is written (no such user, no command): `CreateContainerConfigError`.
     Config,
-}
-
-/// An image that is wholly there.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Image {
-    /// The digest of its configuration: what the runtime mounts by.
-    pub id: String,
-    /// `name@sha256:...`, as `imageID` shows it.
-    pub reference: String,
-    pub config: ImageConfig,
-    /// Of its layers as a registry has them, whether they were fetched now or were here.
-    pub size_bytes: u64,
-    /// It was fetched for this: how long that took, and the bytes that came.
-    pub pulled: Option<(Duration, u64)>,
 }
 
 /// An image to see to.
@@ -731,33 +708,6 @@ pub struct NodeFacts {
     pub unsafe_sysctls: Vec<String>,
     /// `seccompDefault`: what names no profile has `RuntimeDefault`.
     pub filters_calls: bool,
-}
-
-/// Where an API server listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ApiServer {
-    /// A name, or an address without brackets: what its certificate is for.
-    pub host: String,
-    pub port: u16,
-}
-
-impl ApiServer {
-    /// A pod with a network of its own finds itself there.
-    #[must_use]
-    pub fn is_loopback(&self) -> bool {
-        let host = self.host.trim_end_matches('.').to_ascii_lowercase();
-        let address = host.parse::<std::net::IpAddr>().map(|address| address.to_canonical());
-        address.is_ok_and(|it| it.is_loopback() || it.is_unspecified())
-            || host == "localhost"
-            || host.ends_with(".localhost")
-    }
-
-    /// `host:port`, with brackets around an IPv6 address.
-    #[must_use]
-    pub fn joined(&self) -> String {
-        let Self { host, port } = self;
-        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-    }
 }
 
 /// A ConfigMap or a Secret.

@@ -8,12 +8,13 @@
 //! one has a limit on the disk, and rarely beside what that takes. Leaves to others: when there is pressure (`node::pressure`), measuring
 //! (the runtime), ending a pod (`failing`, `ending`).
 
-use crate::event::{Level, Now};
-use crate::images::collect::Thresholds;
+use crate::answer::{Level, Now};
+use crate::images::thresholds::Thresholds;
 use crate::kubelet::Signal;
-use crate::node::status::bytes;
+use crate::kubelet::quantity::bytes;
+use crate::node::pressing::Pressing;
 use crate::pods::Pods;
-use crate::pods::event::{DiskUsage, Measure, PodAction, PodUid, PodUsage, Pressing};
+use crate::pods::event::{DiskUsage, Measure, PodAction, PodUid, PodUsage};
 use crate::pods::failing::Failed;
 use crate::pods::life::{Life, Swept, Verdict};
 use crate::pods::resources::{Resource, requested, storage_limit, storage_limit_of_pod};

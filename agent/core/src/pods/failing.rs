@@ -4,7 +4,7 @@
 //! killed meanwhile goes on with the same end and the same words; a pod fails once. `Failed` is reported when no container runs any
 //! more, as upstream. Leaves to others: why a pod fails (`eviction`), stopping it (`ending`), the words of a status (`status`).
 
-use crate::event::Now;
+use crate::answer::{Level, Now};
 use crate::pods::event::PodAction;
 use crate::pods::life::{Context, Life, Verdict};
 use kedge_api::Timestamp;
@@ -98,7 +98,7 @@ impl Life {
             return;
         }
         let text = format!("pod {}/{} ends: {DEADLINE_MESSAGE}, {secs} s", self.namespace, self.name);
-        ctx.actions.push(PodAction::Log(crate::event::Level::Info, text));
+        ctx.actions.push(PodAction::Log(Level::Info, text));
         self.announce(false, DEADLINE_EXCEEDED, DEADLINE_MESSAGE.into(), ctx.actions);
         self.fail(Failed {
             reason: DEADLINE_EXCEEDED.into(),

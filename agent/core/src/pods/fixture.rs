@@ -1,6 +1,6 @@
 //! A node for tests: its board, its disk and its API server carry out every order at once, unless a test stops them.
 
-use crate::event::{Answer, Now};
+use crate::answer::{Answer, Now};
 use crate::pods::{
     Command, ContainerKey, ContainerState, DesiredFile, DesiredFound, Exit, Failure, FailureReason, Image,
     ImageConfig, Inventory, NodeFacts, Observation, PodAction, PodEvent, PodFound, PodNetwork, PodNetworks,

@@ -5,7 +5,7 @@
 //! but again, with an Event, when no agent saw its end, or it made room for others: never is worse than twice, and upstream promises
 //! no more. Leaves to others: when there is a place for it (`places`), running it (`HookOrder`), ending what a killed agent had begun.
 
-use crate::event::Level;
+use crate::answer::Level;
 use crate::pods::event::{ContainerKey, ContainerState, NodeFacts, PodAction};
 use crate::pods::life::{ContainerLife, Context, Doing, Life};
 use crate::pods::probes::Check;

@@ -4,9 +4,10 @@
 //! over; one that cannot be had keeps the containers that mount it waiting, in the words of their own images. Leaves to others: how an
 //! image is pulled, and mounting it (the runtime).
 
-use crate::event::Now;
+use crate::answer::Now;
+use crate::images::image::Image;
 use crate::pods::backoff::Retry;
-use crate::pods::event::{Failure, Image, ImageOrder, PodAction};
+use crate::pods::event::{Failure, ImageOrder, PodAction};
 use crate::pods::life::{Context, Life, pull_retry, pull_words};
 use crate::pods::spec::{Pod, PodSpec, pull_policy};
 use crate::pods::starting::credentials;

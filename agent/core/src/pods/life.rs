@@ -4,13 +4,14 @@
 //! taken for ended. Leaves to others: the next steps up (`starting`) and down (`ending`), what is reported and recorded
 //! (`reporting`), which pods there are (`Pods`).
 
-use crate::event::{Level, Now};
+use crate::answer::{Level, Now};
+use crate::images::image::Image;
 use crate::pods::admission::Rejection;
 use crate::pods::ahead::{self, Ahead};
 use crate::pods::backoff::{Restarts, Retry};
 use crate::pods::event::{
-    Command, ContainerKey, ContainerState, Exit, Failure, FailureReason, Image, NodeFacts, Observation,
-    PodAction, PodNetwork, PodNews, PodUid,
+    Command, ContainerKey, ContainerState, Exit, Failure, FailureReason, NodeFacts, Observation, PodAction,
+    PodNetwork, PodNews, PodUid,
 };
 use crate::pods::failing::{Active, Failed};
 use crate::pods::hooks::Hooks;

@@ -41,24 +41,26 @@ mod tokens;
 mod updating;
 mod volumes;
 
+pub use crate::images::image::Image;
+pub use crate::node::facts::ApiServer;
+pub(crate) use crate::node::facts::DEVICE;
+pub use crate::node::pressing::Pressing;
 pub use event::{
-    ApiServer, Command, Console, ContainerKey, ContainerOrder, ContainerState, ContainerUsage, DesiredFile,
-    DesiredFound, DiskUsage, Dns, Exit, Failure, FailureReason, HostPort, Image, ImageConfig, ImageOrder,
-    Inventory, Measure, Mount, NodeFacts, ObjectKind, ObjectName, ObjectRead, Observation, PodAction, PodAsk,
-    PodEvent, PodFound, PodNetwork, PodNetworks, PodNews, PodRef, PodRequest, PodSandbox, PodUid, PodUsage,
-    Pressing, PullPolicy, QosClass, Resources, Seccomp, Security, StaticFile, TERMINATION_MESSAGE_BYTES,
-    TerminationMessage, TokenName, TokenRead, Volume, VolumeFile, VolumeSource,
+    Command, Console, ContainerKey, ContainerOrder, ContainerState, ContainerUsage, DesiredFile,
+    DesiredFound, DiskUsage, Dns, Exit, Failure, FailureReason, HostPort, ImageConfig, ImageOrder, Inventory,
+    Measure, Mount, NodeFacts, ObjectKind, ObjectName, ObjectRead, Observation, PodAction, PodAsk, PodEvent,
+    PodFound, PodNetwork, PodNetworks, PodNews, PodRef, PodRequest, PodSandbox, PodUid, PodUsage, PullPolicy,
+    QosClass, Resources, Seccomp, Security, StaticFile, TERMINATION_MESSAGE_BYTES, TerminationMessage,
+    TokenName, TokenRead, Volume, VolumeFile, VolumeSource,
 };
-
-pub(crate) use resources::DEVICE;
 
 pub use hooks::{HookAct, HookKind, HookNote, HookOrder};
 pub use places::RunKey;
 pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, ProbeOutcome};
 pub use shares::{Shares, part_of};
 
+use crate::answer::{Answer, Level, Now};
 use crate::config::digest::Digest;
-use crate::event::{Answer, Level, Now};
 use crate::kubelet::ShutdownGroup;
 use crate::sorted::{SortedMap, SortedSet};
 use failing::{Active, Failed};
@@ -1714,7 +1716,7 @@ fn without_spec(object: &Value) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use crate::event::Now;
+    use crate::answer::Now;
     use crate::pods::fixture::Node;
     use crate::pods::{Inventory, PodAction, PodEvent, Pods, part_of};
     use kedge_api::Timestamp;

@@ -6,8 +6,8 @@
 //! before the annotation is removed. That an object never was there is written, too: a pod that runs without it starts without it where
 //! there is nobody to ask. Leaves to others: what a pod does with the data (`environment`, `volumes`).
 
+use crate::answer::{Level, Now};
 use crate::config::digest::Digest;
-use crate::event::{Level, Now};
 use crate::pods::event::{DesiredFile, ObjectKind, ObjectName, ObjectRead, PodAction};
 use crate::pods::shares::Shares;
 use crate::pods::spec::{FileSource, Pod, PodSpec};

@@ -6,8 +6,8 @@
 //! pod, so that no pod comes back whose object is gone. Leaves to others: what a status says (`status`), what a record holds
 //! (`record`).
 
+use crate::answer::{Answer, Now};
 use crate::config::digest::Digest;
-use crate::event::{Answer, Now};
 use crate::pods::backoff::Retry;
 use crate::pods::event::{
     ContainerKey, ContainerState, DesiredFile, Exit, PodAction, PodRef, PodUid, TERMINATION_MESSAGE_BYTES,

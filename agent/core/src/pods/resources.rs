@@ -4,6 +4,7 @@
 //! milli-CPU and byte. Leaves to others: cgroup values (the runtime), capacity (`admission`).
 
 use crate::kubelet::quantity::Quantity;
+use crate::node::facts::DEVICE;
 use crate::pods::event::{QosClass, Resources};
 use crate::pods::spec::{Container, PodSpec};
 use crate::sorted::{SortedMap, SortedSet};
@@ -19,9 +20,6 @@ pub(crate) fn quantity(value: &Value) -> Option<Quantity> {
     };
     parsed.filter(|quantity| !quantity.is_negative())
 }
-
-/// Before the name of a device of the node, in a resource's name.
-pub(crate) const DEVICE: &str = "kedge.dev/";
 
 /// The devices that a container asks for, and how many of each; none it asks 0 of.
 pub(crate) fn devices_of(container: &Container) -> SortedMap<&str, u64> {

@@ -5,7 +5,7 @@
 //! heard of it, or when the time is over; a shutdown that is cancelled lets pods go on. Leaves to others: hearing of the shutdown and
 //! holding it up (the shell), the node's condition (`node::status`).
 
-use crate::event::{Level, Now};
+use crate::answer::{Level, Now};
 use crate::kubelet::ShutdownGroup;
 use crate::pods::Pods;
 use crate::pods::event::PodAction;

@@ -4,12 +4,14 @@
 //! ends of its DaemonSet, has anything left; init containers run one after the other; an image is seen to before each run. Leaves to
 //! others: performing the steps, and the steps down (`ending`).
 
-use crate::event::Level;
+use crate::answer::Level;
+use crate::images::image::Image;
+use crate::node::facts::ApiServer;
 use crate::pods::admission::{self, host_ports};
 use crate::pods::environment::{self, EnvProblem, Sources};
 use crate::pods::event::{
-    ApiServer, Console, ContainerOrder, Dns, Image, ImageOrder, ObjectKind, ObjectName, PodAction,
-    PodNetwork, PodNetworks, PodSandbox, Volume,
+    Console, ContainerOrder, Dns, ImageOrder, ObjectKind, ObjectName, PodAction, PodNetwork, PodNetworks,
+    PodSandbox, Volume,
 };
 use crate::pods::hooks::HookNote;
 use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict, changed};

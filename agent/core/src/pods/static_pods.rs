@@ -107,7 +107,7 @@ fn uid(path: &str, object: &Value, node_name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Answer;
+    use crate::answer::Answer;
     use crate::pods::fixture::Node;
     use crate::pods::{ContainerKey, PodAction, PodEvent, PodRef, PodRequest};
 

@@ -6,8 +6,8 @@
 //! every pod, and then starts without: most pods never ask that server for anything. Leaves to others: files (`volumes`), requests
 //! (`actor`).
 
+use crate::answer::Now;
 use crate::config::digest::Digest;
-use crate::event::Now;
 use crate::pods::backoff::Retry;
 use crate::pods::event::{PodAction, PodUid, TokenName, TokenRead};
 use crate::pods::life::{Context, Life};

@@ -5,8 +5,8 @@
 //! API server, not from its record, which may be older. Leaves to others: when objects are read again (`actor`), tokens (`tokens`),
 //! writing the files (the runtime).
 
+use crate::answer::Now;
 use crate::config::digest::Digest;
-use crate::event::Now;
 use crate::pods::backoff::Retry;
 use crate::pods::event::{Failure, PodAction, Volume, VolumeFile, VolumeSource};
 use crate::pods::life::{Context, Life, Sandbox};

@@ -329,7 +329,7 @@ impl Maker<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Now;
+    use crate::answer::Now;
     use crate::pods::event::ObjectRead;
     use kedge_api::Timestamp;
     use serde_json::{Value, json};

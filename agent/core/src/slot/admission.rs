@@ -8,7 +8,7 @@
 use super::list::{self, Entries, Part, Place, Step};
 use super::version::{is_version, order};
 use super::{CommandLine, Works, words};
-use crate::event::ImageState;
+use crate::node::facts::ImageState;
 use crate::sorted::SortedMap;
 use std::collections::BTreeMap;
 

@@ -10,7 +10,7 @@ pub(crate) mod spec;
 
 pub use order::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, ProbeOutcome};
 
-use crate::event::Now;
+use crate::answer::Now;
 use crate::pods::event::{ContainerState, NodeFacts, PodAction};
 use crate::pods::life::{ContainerLife, Doing, Life};
 use crate::pods::places::RunKey;

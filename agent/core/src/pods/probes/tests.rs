@@ -1,5 +1,5 @@
 use super::*;
-use crate::event::Answer;
+use crate::answer::Answer;
 use crate::pods::{
     ContainerKey, ImageConfig, Inventory, NodeFacts, Observation, PodAction, PodEvent, PodFound, PodNetwork,
     PodNetworks, PodUid, Pods, StaticFile,

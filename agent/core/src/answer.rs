@@ -1,0 +1,85 @@
+//! What every part of core is handed: the time, the answer to a request, the level of a log line.
+//!
+//! Owns these three types and nothing else, so that a part needs no knowledge of the closed lists in `event`.
+
+use kedge_api::Timestamp;
+use serde_json::Value;
+use std::fmt;
+use std::time::Duration;
+
+/// Time as handed to core: running time since some fixed start, and wall time for stamps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Now {
+    /// Monotonic running time.
+    pub mono: Duration,
+    /// Wall time; never compared, but for how long a pod was active before this process (`pods::failing`).
+    pub wall: Timestamp,
+}
+
+/// Longest wait that a server may ask for: what a wrong or hostile answer says must not end the heartbeat for a year.
+pub(crate) const LONGEST_PATIENCE: Duration = Duration::from_secs(300);
+
+/// Level of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// An operator should look.
+    Warn,
+    /// Worth knowing.
+    Info,
+    /// For debugging.
+    Debug,
+}
+
+/// How an API server answered.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// Done; the object, if one was asked for.
+    Accepted(Option<Value>),
+    /// The server will not; with its Status.
+    Refused {
+        status: u16,
+        reason: String,
+        message: String,
+        /// When to come back, if it says.
+        retry_after: Option<Duration>,
+    },
+    /// No answer that counts: unreachable, untrusted, late, garbled.
+    Failed(String),
+}
+
+impl Answer {
+    /// The server will refuse the same request again: it lacks a right, or what it says is invalid or too large.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self, Self::Refused { status: 400 | 403 | 405 | 413 | 415 | 422, .. })
+    }
+
+    /// Status and reason of a refusal: its sort, whatever its message names.
+    pub(crate) fn refusal(&self) -> Option<(u16, String)> {
+        match self {
+            Self::Refused { status, reason, .. } => Some((*status, reason.clone())),
+            Self::Accepted(_) | Self::Failed(_) => None,
+        }
+    }
+
+    /// Verified TLS and any answer but 401.
+    pub fn is_contact(&self) -> bool {
+        !matches!(self, Self::Failed(_) | Self::Refused { status: 401, .. })
+    }
+
+    pub(crate) fn retry_after(&self) -> Duration {
+        match self {
+            Self::Refused { retry_after: Some(wait), .. } => (*wait).min(LONGEST_PATIENCE),
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Accepted(_) => f.write_str("accepted"),
+            Self::Refused { status, message, .. } => write!(f, "the API server answered {status}: {message}"),
+            Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
