@@ -110,7 +110,7 @@ pub type Tell<'a> = dyn FnMut(String, String, Vec<(String, Usage)>) + 'a;
 /// Reads a summary: calls `tell` for each pod, and returns the usage of the node.
 ///
 /// # Errors
-/// The error: the text cannot be parsed, or has no figures of the node.
+/// The text cannot be parsed, or has no figures of the node.
 pub fn read(text: &[u8], tell: &mut Tell<'_>) -> Result<Usage, String> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     let node = reader.deserialize_map(Summary(tell)).and_then(|node| reader.end().map(|()| node)).map_err(

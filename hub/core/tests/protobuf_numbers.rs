@@ -1,9 +1,10 @@
-//! Every field of the schema table is read from the protobuf number that upstream gives it.
+//! Every field of the schema table is read by the protobuf number that upstream gives it.
 //!
-//! The table has its numbers from upstream's Go declarations; the published crate `k8s-pb` has its own, generated from upstream's
-//! .proto files. An object with every field set is written with our numbers, read and written again by the generated types, and
-//! read by the hub: nothing may be lost, and each value must stand under the same name in the generated type. Always holds: what
-//! the crate does not know is in [`NEWER`], reviewed by hand against upstream's generated.proto.
+//! The table has its numbers from upstream's Go declarations; the published crate `k8s-pb` has its own,
+//! generated from upstream's .proto files. An object with every field set is written with our numbers, read
+//! and written again by the generated types, and read by the hub: nothing may be lost, and each value must
+//! have the same name in the generated type. Always holds: fields that the crate does not have are listed in
+//! [`NEWER`], and were checked by hand against upstream's generated.proto.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -78,8 +79,8 @@ const BODIES: &[(&str, &str, Generated)] = &[
     ("meta/v1", "Status", generated::<meta::Status>),
 ];
 
-/// Fields that k8s-pb 0.9 does not have. The numbers are those of generated.proto of Kubernetes 1.36; all but `configMapRef`, whose
-/// number upstream keeps free for it.
+/// Fields that k8s-pb 0.9 does not have. The numbers are those of generated.proto of Kubernetes 1.36, except
+/// that of `configMapRef`, which upstream no longer has but keeps free.
 const NEWER: &[&str] = &[
     "core/v1/ImageVolumeStatus.imageRef 1",
     "core/v1/NodeAllocatableResourceClaimStatus.containers 2",
@@ -112,14 +113,15 @@ fn full_name(of: &Type, field: &Field) -> String {
     format!("{}.{}", of.name, field.name)
 }
 
-/// Counts the fields of all types, so that each has a number of its own to recognise it by.
+/// Numbers the fields of all types, so that each value can be recognised.
 fn ordinals() -> BTreeMap<String, usize> {
     let fields = schema::types().iter().flat_map(|of| of.fields.iter().map(|field| full_name(of, field)));
     fields.enumerate().map(|(ordinal, name)| (name, ordinal + 1)).collect()
 }
 
-/// An object with every field that has a number. A text or number is found under no other field's name. Booleans cannot be: a
-/// field's are the bits of its position, one for each `round`, which no other field of its type has.
+/// Makes an object with every field that has a number. No two fields have the same text or number. Booleans
+/// cannot be unique: the value of a field is one bit of its position in each `round`, so the pattern over all
+/// rounds is unique within its type.
 struct Maker {
     ordinals: BTreeMap<String, usize>,
     round: usize,
@@ -139,7 +141,7 @@ impl Maker {
             let name = full_name(of, field);
             (field, self.value(&field.shape, &name, self.ordinals[&name], (place + 1) >> self.round & 1 == 1))
         });
-        // what Go leaves out of JSON
+        // without fields that Go leaves out of JSON
         let written = valued.filter(|(field, value)| !(field.omit_zero && *value == false));
         Value::Object(written.map(|(field, value)| (field.name.to_owned(), value)).collect())
     }
@@ -197,7 +199,7 @@ fn number_field(out: &mut Vec<u8>, number: u32, value: i64) {
     varint(out, value.cast_unsigned());
 }
 
-/// A number that no message of upstream has.
+/// A number that upstream uses in no message.
 const UNKNOWN: u32 = 2047;
 
 impl Writer {
@@ -292,7 +294,7 @@ fn body(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     [b"k8s\0", &*unknown].concat()
 }
 
-/// What the debug text of a generated type shows.
+/// A value in the debug text of a generated type.
 #[derive(Debug, PartialEq)]
 enum Shown {
     Absent,
@@ -382,7 +384,7 @@ fn plain(name: &str) -> String {
     name.trim_start_matches("r#").replace('_', "").to_lowercase()
 }
 
-/// Compares generated types with the table, and notes what one has and the other has not.
+/// Compares generated types with the table, and notes fields that only one of them has.
 #[derive(Default)]
 struct Comparison {
     seen: BTreeSet<&'static str>,
@@ -488,7 +490,7 @@ fn numbered(of: &Type, field: &Field) -> String {
     }
 }
 
-/// Without the fields of [`NEWER`], which the generated types cannot write again.
+/// The value without the fields of [`NEWER`], which the generated types cannot write again.
 fn without_newer(of: &'static Type, value: &Value) -> Value {
     fn below(shape: &'static Shape, value: &Value) -> Value {
         match (shape, value) {
@@ -540,7 +542,7 @@ fn full_object_of_each_kind_is_read_as_its_json() {
         let (again, _) = generated(&sent);
         let read = protobuf::decode(&body(api_version, kind, &again)).unwrap();
         assert_eq!(read, typed(api_version, kind, without_newer(of, &full)), "{kind}");
-        // and all of what was sent, newer fields included
+        // and the hub reads everything that was sent, including newer fields
         let read = protobuf::decode(&body(api_version, kind, &sent)).unwrap();
         assert_eq!(read, typed(api_version, kind, full), "{kind}");
     }
@@ -584,7 +586,7 @@ fn unknown_number_is_refused_wherever_it_stands() {
     }
     let types: BTreeSet<&str> = schema::types().iter().map(|of| of.name).collect();
     assert_eq!(refused, types);
-    // in a struct that JSON inlines, a map's entry, and the types that are one value in JSON
+    // also in a struct that JSON inlines, in a map's entry, and in the types that are a single value in JSON
     let pod = |message: &[u8]| protobuf::decode(&body("v1", "Pod", message));
     let nested = |numbers: &[u32]| {
         let mut inner = Vec::new();
@@ -641,8 +643,9 @@ fn zero_is_left_out_where_go_leaves_it_out() {
     );
 }
 
-/// Random objects in two forms: the protobuf of a Go client, which writes zeros, and JSON of anybody, who may leave them out, write them,
-/// or write null, empty lists and maps, and numbers and times in other ways.
+/// Random objects in two forms: protobuf of a Go client, which writes zeros, and JSON of any client, which
+/// may leave zeros out, write them, or write null, empty lists and maps, and may spell numbers and times
+/// differently.
 struct TwoForms {
     random: Random,
 }
@@ -652,14 +655,14 @@ impl TwoForms {
         self.random.index(count) == 0
     }
 
-    /// The message as the writer of protobuf wants it, and as JSON.
+    /// The message for the protobuf writer, and the same as JSON.
     fn object(&mut self, of: &'static Type, depth: usize) -> (Value, Value) {
         let (mut wire, mut text) = (Map::new(), Map::new());
         for field in &of.fields {
             let name = || field.name.to_owned();
             let (is_list, is_map) =
                 (matches!(field.shape, Shape::List(_)), matches!(field.shape, Shape::Map(_)));
-            // Go always writes what is no pointer, list or map
+            // Go always writes fields that are not pointers, lists or maps
             let always = field.omit_zero || (field.required && !is_list);
             let (sent, written) = self.value(&field.shape, depth);
             let zero = match &field.shape {
@@ -668,7 +671,7 @@ impl TwoForms {
                 _ => 0.into(),
             };
             match (field.omit_zero, self.random.index(if depth > 2 { 3 } else { 6 })) {
-                // absent, or a zero that means the same
+                // absent, or a zero with the same meaning
                 (true, 0) => drop(wire.insert(name(), zero)),
                 (true, 1) => drop((wire.insert(name(), zero.clone()), text.insert(name(), zero))),
                 (true, 2) => drop((wire.insert(name(), zero), text.insert(name(), Value::Null))),
@@ -722,7 +725,7 @@ impl TwoForms {
     }
 }
 
-/// What is read is what is stored, apart from what the hub adds to both.
+/// Both forms are read as the same object, apart from the fields that the hub adds to both.
 #[test]
 fn both_forms_of_an_object_are_read_as_the_same() {
     for (api_version, kind, _) in BODIES {

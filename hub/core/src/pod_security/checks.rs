@@ -31,7 +31,7 @@ struct Pod<'a> {
 
 type Check = fn(&Pod<'_>) -> Option<Violation>;
 
-/// A check from a minor version on.
+/// A check, and the minor version from which it applies.
 struct Row {
     level: Level,
     since: u32,

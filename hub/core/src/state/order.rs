@@ -398,7 +398,7 @@ pub struct Restored<S> {
 /// From the records of a store. Revisions start above every revision of their space that was ever handed out.
 ///
 /// # Errors
-/// The error: the store was not written by us, because an object has no name, or a revision is out of range.
+/// The store was not written by us: an object has no name, or a revision is out of range.
 pub fn restore<S: Sink>(marks: Spaces<Marks>, records: Vec<Record>) -> Result<Restored<S>, String> {
     let mut found = Spaces::both(0);
     let (mut known, mut unserved) = (Vec::new(), Vec::new());
