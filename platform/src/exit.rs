@@ -1,13 +1,14 @@
-//! How the previous run of the agent ended, as far as there is evidence.
+//! The evidence of how the previous run of the agent ended.
 //!
-//! Three sources of evidence: the record that `ExecStopPost` leaves (what systemd saw, and the marks the agent made in its
-//! volatile run directory as it went), the hardware watchdog's boot status, and the kernel's panic records. The record is
-//! written to the run directory first, which no stuck disk delays, and then to the disk, where it survives a reboot.
+//! Three sources of evidence: the record that `ExecStopPost` leaves (systemd's result, and the marks that the
+//! agent made in its volatile run directory), the hardware watchdog's boot status, and the kernel's panic
+//! records. The record is written to the run directory first, which no stuck disk delays, and then to the
+//! disk, where it survives a reboot.
 //!
-//! What always holds: evidence is believed once; `consume` makes that durable, and writes nothing when there is nothing
-//! new. An invalid record is reported and set aside, and never stops a start.
+//! Always holds: evidence is used once; `consume` makes that durable, and writes nothing when there is
+//! no new evidence. An invalid record is reported and set aside, and never stops a start.
 //!
-//! Leaves to others: judging. Whether an ending is counted against a config is core's decision.
+//! Leaves to others: conclusions. Core decides whether an ending is counted against a config.
 
 use std::fmt;
 use std::fs;
@@ -28,9 +29,10 @@ use crate::replace;
 pub const EXIT_RECORD: &str = "last-exit.json";
 /// The list of consumed evidence.
 pub const EVIDENCE_SEEN: &str = "evidence-seen.json";
-/// The format of both files. A higher one comes from a newer agent: ignored and left alone.
+/// The format of both files. A higher one is from a newer agent: it is ignored and left alone.
 const FORMAT: u32 = 1;
-/// Longest file of ours read here, in bytes: a record is under 1 KiB, the list of the seen under 8.
+/// Longest file of ours that is read here, in bytes: a record is under 1 KiB, the list of seen evidence under
+/// 8.
 const RECORD_LIMIT: usize = 32 * 1024;
 /// Longest text taken from the environment or a mark, in bytes.
 const TEXT_LIMIT: usize = 128;
@@ -84,8 +86,8 @@ pub enum Ending {
     OutOfMemory,
     /// It was not ready in time.
     StartTimeout,
-    /// It was asked to stop and took too long. Also when nothing marked the asking: a service that was ready has no
-    /// other time limit.
+    /// It was ordered to stop and took too long. Also without a mark of the order: a service that was
+    /// ready has no other time limit.
     StopTimeout,
     /// Started too often.
     StartLimit,
@@ -155,20 +157,21 @@ pub trait PreviousExit: Send + Sync {
     /// All evidence not yet consumed. Changes nothing.
     fn read(&self) -> Evidence;
 
-    /// Marks the existing evidence as consumed, durably. Call it at every start, right *after* the result of the evidence
-    /// is on disk: a cut in between lets the hardware's evidence be used twice, while the other order would lose a crash;
-    /// the exit record names its run, so it cannot be used twice.
+    /// Marks the existing evidence as consumed, durably. Call it at every start, right *after* the conclusion
+    /// from the evidence is on disk: a power cut in between lets the hardware's evidence be used twice, while
+    /// the other order would lose a crash; the exit record names its run, so it cannot be used twice.
     fn consume(&self) -> Result<(), WriteError>;
 }
 
-/// The machine's own memory of its last reset.
+/// The machine's own traces of its last reset.
 pub trait ResetTraces: Send + Sync {
     /// The kernel's name for this boot.
     fn boot_id(&self) -> String;
-    /// Whether this boot began with a reset by a hardware watchdog.
+    /// True if this boot began with a reset by a hardware watchdog.
     fn watchdog_reset(&self) -> bool;
-    /// A fingerprint of each panic record, newest first, at most [`PANIC_RECORDS_LIMIT`]. Of its content, because a
-    /// record moves from the firmware's store to the disk during boot and changes its path and time on the way.
+    /// A fingerprint of each panic record, newest first, at most [`PANIC_RECORDS_LIMIT`]. The fingerprint is
+    /// of the content, because a record moves from the firmware's store to the disk during boot and so
+    /// changes its path and time.
     fn panic_records(&self) -> Vec<String>;
 }
 
@@ -216,7 +219,7 @@ impl<T: ResetTraces> RecordedExit<T> {
         Self { files, run: None, traces }
     }
 
-    /// Evidence that is also kept in the run directory, where the record of this boot's latest end is.
+    /// Evidence that is also kept in the run directory, which has the record of this boot's latest end.
     #[must_use]
     pub fn beside(self, run: RunDirectory) -> Self {
         Self { run: Some(run), ..self }
@@ -249,8 +252,8 @@ impl<T: ResetTraces> RecordedExit<T> {
         }
     }
 
-    /// The list of consumed evidence; empty if it cannot be read. Old evidence may be used once more then, which is the safe
-    /// side: it is only read if the previous run did not end cleanly.
+    /// The list of consumed evidence; empty if it cannot be read. Old evidence may then be used once more,
+    /// which is the safe side: it is only read if the previous run did not end cleanly.
     fn seen(&self) -> (Seen, Option<String>) {
         match self.load(EVIDENCE_SEEN) {
             Loaded::Absent => (Seen::default(), None),
@@ -259,8 +262,9 @@ impl<T: ResetTraces> RecordedExit<T> {
         }
     }
 
-    /// The run directory's record, which is the newer one if there is one: it is written first, and consumed with the other.
-    /// One of another boot is not believed, for the directory is meant to be empty then.
+    /// The run directory's record, which is newer than the disk's if it exists: it is written first, and
+    /// consumed with the other. A record of another boot is ignored, because the directory should be empty
+    /// after a reboot.
     fn volatile_record(&self) -> Option<ExitRecord> {
         self.run.as_ref()?.recorded().filter(|record| record.boot_id == self.traces.boot_id())
     }
@@ -348,8 +352,9 @@ pub fn fingerprint(content: &[u8]) -> String {
     Sha256::digest(content).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The volatile directory (a tmpfs such as `/run/kedge`) in which the running agent leaves marks for the program that
-/// records its end. Marks are plain files; nothing here is durable, on purpose. Failures are logged and forgotten.
+/// The volatile directory (a tmpfs such as `/run/kedge`) in which the running agent leaves marks for the
+/// program that records its end. Marks are plain files; nothing here is durable, on purpose. Failures are
+/// logged and ignored.
 #[derive(Clone, Debug)]
 pub struct RunDirectory {
     path: PathBuf,
@@ -372,13 +377,14 @@ impl RunDirectory {
         &self.path
     }
 
-    /// A new run begins: makes the directory, removes the marks of the last, and counts this one.
+    /// Begins a new run: creates the directory, removes the marks of the last run, and counts this one.
     pub fn begin(&self) {
         if let Err(error) = fs::create_dir_all(&self.path) {
             log::warn!("cannot create {}: {error}", self.path.display());
         }
         let run = self.next_run();
-        // its number, too: if the disk has no room for the next, a missing number is better than another run's
+        // its number, too: if there is no room for the next number, a missing one is better than another
+        // run's
         for mark in [Self::READY, Self::STOPPING, Self::STALLED, Self::RUN] {
             self.clear(mark);
         }
@@ -405,13 +411,14 @@ impl RunDirectory {
         self.mark(Self::STOPPING, "");
     }
 
-    /// These loops are stalled and the ping is withheld; none: they run again.
+    /// Records that these loops are stalled and the ping is withheld; with an empty list, that they run
+    /// again.
     pub fn mark_stalled(&self, loops: &[&str]) {
         if loops.is_empty() { self.clear(Self::STALLED) } else { self.mark(Self::STALLED, &loops.join("\n")) }
     }
 
-    /// Counts a replacement of the program by itself, of a run that lasted `ran`. False: there were too many lately, or this one
-    /// could not be counted; the service manager has to pace the next start.
+    /// Counts a replacement of the program by itself, after a run that lasted `ran`. False if there were too
+    /// many lately, or this one could not be counted: then the service manager has to pace the next start.
     pub fn may_replace(&self, now: Duration, ran: Duration) -> bool {
         let earlier: Vec<Duration> = self
             .read(Self::REPLACED, TEXT_LIMIT)
@@ -421,16 +428,17 @@ impl RunDirectory {
         if !replace::is_allowed(&earlier, now, ran) {
             return false;
         }
-        // only the latest can refuse one
+        // only the latest ones can prevent a replacement
         let mut kept: Vec<_> = replace::recent(&earlier, now).chain([now]).collect();
         kept.drain(..kept.len().saturating_sub(replace::AT_MOST));
         let text: String = kept.iter().map(|time| format!("{}\n", time.as_millis())).collect();
         self.write_new(Self::REPLACED, text.as_bytes()).is_ok()
     }
 
-    /// Records that this run ends by its own choice, by an exit with code 0 or by replacing itself: where no program runs at its
-    /// end (a container's restart policy), nothing else does. Under systemd `record-exit` replaces the record of an exit. An
-    /// older record that no start has consumed yet stays, because it still proves something.
+    /// Records that this run ends by its own choice, by an exit with code 0 or by replacing itself: where no
+    /// program records the end of a run (a container's restart policy), this is the only record. Under
+    /// systemd, `record-exit` replaces the record of an exit. An older record that no start has consumed yet
+    /// stays, because it still proves something.
     pub fn record_clean_end(&self, boot_id: &str) {
         if self.recorded().is_some() {
             return;
@@ -475,7 +483,7 @@ impl RunDirectory {
         (record, kept)
     }
 
-    /// The record in this directory; one that cannot be read counts as missing.
+    /// The record in this directory; an unreadable one counts as missing.
     pub fn recorded(&self) -> Option<ExitRecord> {
         let text = self.read(EXIT_RECORD, RECORD_LIMIT);
         let versioned: Versioned<ExitRecord> = serde_json::from_slice(text.as_bytes()).ok()?;
@@ -487,7 +495,7 @@ impl RunDirectory {
         self.write_new(EXIT_RECORD, &content_of(record))
     }
 
-    /// Replaces a file whole: a process that is killed on the way leaves the old one.
+    /// Replaces a whole file: a process that is killed meanwhile leaves the old one.
     fn write_new(&self, name: &str, content: &[u8]) -> io::Result<()> {
         let beside = self.path.join(format!("{name}.new"));
         self.open_empty(&beside).and_then(|mut file| file.write_all(content))?;
@@ -548,8 +556,9 @@ impl RunDirectory {
     }
 }
 
-/// Records how a run ended, durably: called by `ExecStopPost`, and by the babysitter after each end. `environment` looks a
-/// variable up ($SERVICE_RESULT, $EXIT_CODE, $EXIT_STATUS). Replaces an earlier record; an equal one is not rewritten.
+/// Records how a run ended, durably: called by `ExecStopPost`, and by the babysitter after each end.
+/// `environment` returns the value of a variable ($SERVICE_RESULT, $EXIT_CODE, $EXIT_STATUS). Replaces an
+/// earlier record; an equal one is not rewritten.
 pub fn record_exit(
     files: &dyn Files,
     run: &RunDirectory,
@@ -567,7 +576,8 @@ pub fn record_exit(
 /// Writes the record durably, in place of an earlier one; an equal one is not rewritten.
 pub fn write_exit_record(files: &dyn Files, record: &ExitRecord) -> Result<(), WriteError> {
     let content = content_of(record);
-    // an agent that refuses to start ends in the same way every few seconds, perhaps for weeks: spare the flash
+    // an agent that refuses to start ends in the same way every few seconds, perhaps for weeks: spare the
+    // flash
     if files.read(Path::new(EXIT_RECORD), RECORD_LIMIT).is_ok_and(|there| there == content) {
         return Ok(());
     }
@@ -579,7 +589,8 @@ fn content_of(record: &ExitRecord) -> Vec<u8> {
     serde_json::to_vec(&versioned).expect("plain strings always serialize")
 }
 
-/// Why a file is not a record. The error repeats the text it found, which may be the whole file.
+/// The reason why a file is not a record. It is shortened, because the error repeats the text it found, which
+/// may be the whole file.
 fn no_record(name: &str, error: &serde_json::Error) -> String {
     format!("{name} is not a record: {}", short(&error.to_string()))
 }

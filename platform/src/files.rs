@@ -1,15 +1,16 @@
-//! Small files that survive power cuts: the protocol of a durable write, and the repair of a data directory whatever
-//! it contains.
+//! Small files that survive power cuts: the protocol of a durable write, and the repair of a data directory
+//! whatever it contains.
 //!
-//! What always holds: after a cut at any moment a file has its old content or its new content, never a mixture; after
-//! `Ok` it has the new one; a later power cut does not take back content that was read. Nothing follows a symbolic link
-//! below the root, blocks on a FIFO, or opens a device. Every walk is bounded. A file in the way is renamed, never lost;
-//! our own leftovers are removed.
+//! Always holds: after a power cut at any moment a file has its old content or its new content, never a
+//! mixture; after `Ok` it has the new one; a later power cut does not undo content that was read. No
+//! operation follows a symbolic link below the root, blocks on a FIFO, or opens a device. Every walk is
+//! bounded. A file in the way is renamed, never deleted; our own leftovers are removed.
 //!
-//! How: temporary file in the same directory, write, fsync, read back, rename, fsync of the directory. The protocol is
-//! one function over [`Operations`], so the fake disk is cut within the very code that runs on a real one.
+//! The protocol: temporary file in the same directory, write, fsync, read back, rename, fsync of the
+//! directory. It is one function over [`Operations`], so tests cut the fake disk's power within the very code
+//! that runs on a real one.
 //!
-//! Leaves to others: what the files mean, digests, and who writes when (one process owns a root).
+//! Leaves to others: the meaning of files, digests, and the order of writers (one process owns a root).
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -19,31 +20,34 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Names of temporary files begin with this. A caller's own names may not.
+/// Names of temporary files begin with this. Callers may not use such names.
 pub const TEMPORARY_PREFIX: &str = ".kedge-new-";
 /// The reserve file, in the root.
 pub const RESERVE_NAME: &str = ".kedge-reserve";
 /// A good size for the reserve: a few records of some KiB each, and the directory and inode blocks they cost.
 pub const RESERVE_BYTES: usize = 64 * 1024;
-/// Contents up to this size may use the reserve up: a list of a hundred verdicts is as large, and must be writable too.
+/// Contents up to this size may use the reserve up: a list of a hundred verdicts is as large, and must be
+/// writable too.
 pub const RESERVE_SERVES_BYTES: usize = RESERVE_BYTES;
-/// Largest file that is copied where it cannot be linked: no record comes near.
+/// Largest file that is copied where hard links are not possible: no record is nearly as large.
 const COPIED_BYTES: usize = 1024 * 1024;
-/// Most unreadable things of one name that are kept aside: enough to see a pattern, too few to fill a disk.
+/// Most unreadable files of one name that are kept aside: enough to see a pattern, too few to fill a disk.
 pub const SET_ASIDE_KEPT: u32 = 5;
-/// Most entries removed by one [`Files::remove`] of a directory; a second call goes on where the first stopped.
+/// Most entries removed by one [`Files::remove`] of a directory; a second call continues where the first
+/// stopped.
 pub const REMOVE_LIMIT: usize = 10_000;
-/// Deepest nesting walked: ours is three deep, and a loop of bind mounts must end.
+/// Deepest nesting that is walked: ours is three deep, and a loop of bind mounts must end.
 const DEPTH_LIMIT: usize = 16;
-/// Directories remembered as durable or settled; beyond it all are forgotten and synced again on next use.
+/// Most directories remembered as durable or settled; beyond it all are forgotten and synced again on next
+/// use.
 const DURABLE_DIRECTORIES_LIMIT: usize = 64;
-/// How often one interrupted call is repeated: a signal storm must not become an endless loop.
+/// Most repetitions of one interrupted call: a signal storm must not become an endless loop.
 const INTERRUPTION_LIMIT: u32 = 1000;
-/// How many taken temporary names are stepped over.
+/// Most taken temporary names that are skipped.
 const TEMPORARY_NAME_TRIES: u32 = 1000;
 /// Names listed at a time while a directory is removed: bounds memory.
 const REMOVE_CHUNK: usize = 256;
-/// Failures spelt out in a [`SweepReport`]; further ones are only counted.
+/// Most failures that a [`SweepReport`] describes; further ones are only counted.
 const SWEEP_ERRORS_KEPT: usize = 8;
 
 /// The type of a directory entry.
@@ -94,7 +98,7 @@ pub struct Listing {
     pub truncated: bool,
 }
 
-/// Why something could not be read.
+/// The reason why something could not be read.
 #[derive(Debug)]
 pub enum ReadError {
     /// Nothing has that name.
@@ -160,8 +164,8 @@ impl Error for ReadError {
     }
 }
 
-/// Why something could not be written. Whatever the variant: the old content is intact, or the new one is in place but
-/// perhaps not yet durable; the same call may be tried again.
+/// The reason why something could not be written. In each case the old content is intact, or the new one is
+/// in place but perhaps not yet durable; the same call may be tried again.
 #[derive(Debug)]
 pub enum WriteError {
     /// No space, no inodes or over quota, and the reserve is used up or would not help.
@@ -196,7 +200,8 @@ pub enum WriteError {
         /// First byte that differs (or is missing).
         at_byte: usize,
     },
-    /// A directory has more entries, or is nested deeper, than one call removes; the removed ones stay removed.
+    /// A directory has more entries, or is nested deeper, than one call removes; the entries removed so far
+    /// stay removed.
     TooMany {
         /// The path below the root.
         path: PathBuf,
@@ -259,7 +264,7 @@ impl Error for WriteError {
     }
 }
 
-/// A path for messages; the root is an empty path below itself.
+/// A path for messages; the root itself is an empty path.
 fn shown(path: &Path) -> std::path::Display<'_> {
     let named = if path == Path::new("") { Path::new("the data directory") } else { path };
     named.display()
@@ -274,7 +279,7 @@ pub struct SweepReport {
     pub removed: usize,
     /// More entries are left than one call may visit; call again later.
     pub truncated: bool,
-    /// The first few failures, as text; the sweep went on after each.
+    /// The first few failures, as text; the sweep continued after each.
     pub errors: Vec<String>,
     /// How many failures there were.
     pub error_count: usize,
@@ -289,63 +294,66 @@ impl SweepReport {
     }
 }
 
-/// The files below one directory. Paths are relative to it; absolute ones, `..` and this module's own names are
-/// refused. Calls may block as long as the disk does: call from a thread that may.
+/// The files below one directory. Paths are relative to it; absolute ones, `..` and this module's own names
+/// are refused. Calls may block as long as the disk does: call from a thread that may.
 pub trait Files: Send + Sync {
     /// The whole content of a regular file of at most `limit` bytes.
     fn read(&self, path: &Path, limit: usize) -> Result<Vec<u8>, ReadError>;
 
-    /// Puts `content` in place so that it survives a power cut, mode 0600, missing directories (0700) included. A
-    /// directory found in place of the file, or a file in place of a directory, is set aside. Never skipped because
-    /// the content looks the same: an earlier failed sync may stand between memory and disk.
+    /// Puts `content` in place so that it survives a power cut, mode 0600, missing directories (0700)
+    /// included. A directory found in place of the file, or a file in place of a directory, is set aside. The
+    /// write is never skipped because the content looks the same: after an earlier failed sync memory and
+    /// disk may differ.
     ///
-    /// When the disk is full and `content` is at most [`RESERVE_SERVES_BYTES`], the reserve is given up and the write
-    /// tried once more.
+    /// When the disk is full and `content` is at most [`RESERVE_SERVES_BYTES`], the reserve is given up and
+    /// the write repeated once.
     fn write_durably(&self, path: &Path, content: &[u8]) -> Result<(), WriteError>;
 
-    /// As [`Files::write_durably`], but the reserve stays: for content that can be had again, which must not take the room of a
-    /// verdict.
+    /// As [`Files::write_durably`], but keeps the reserve: for content that can be fetched again, which must
+    /// not take the room of a verdict.
     fn write_beside_reserve(&self, path: &Path, content: &[u8]) -> Result<(), WriteError>;
 
-    /// Removes a file, a link, or a directory with all it holds (at most [`REMOVE_LIMIT`] entries), durably. What does
-    /// not exist is already removed.
+    /// Removes a file, a link, or a directory with its content (at most [`REMOVE_LIMIT`] entries), durably. A
+    /// path that does not exist counts as removed.
     fn remove(&self, path: &Path) -> Result<(), WriteError>;
 
-    /// Renames whatever is there to `<name>.corrupt-<n>`, durably, and gives the new path. At most
+    /// Renames whatever has this name to `<name>.corrupt-<n>`, durably, and returns the new path. At most
     /// [`SET_ASIDE_KEPT`] are kept per name, the oldest is removed first.
     fn set_aside(&self, path: &Path) -> Result<PathBuf, WriteError>;
 
-    /// The same, but a file stays in its place, too, until a write replaces it: there is no moment without it. Where the file system
-    /// has no hard links it is copied; what cannot be read to be copied is renamed.
+    /// The same, but a file also keeps its name until a write replaces it, so it always exists.
+    /// Where the file system has no hard links the file is copied; if it cannot be read for that, it is
+    /// renamed.
     fn keep_aside(&self, path: &Path) -> Result<PathBuf, WriteError>;
 
     /// The names in a directory (`""` is the root), without our own temporary files and the reserve.
     fn list(&self, directory: &Path, limit: usize) -> Result<Listing, ReadError>;
 
-    /// Removes temporary leftovers everywhere below the root, and whatever `keep` (asked for every other path,
-    /// directories before what they hold) does not want kept; a directory not kept goes with all it holds. Looks at
-    /// no more than `limit` entries, gathers failures and goes on. Not durable on purpose: leftovers that come back after a cut
-    /// is swept again, and a start should not wait for a disk. Call it before others write.
+    /// Removes temporary leftovers everywhere below the root, and every other path for which `keep` returns
+    /// false (it is called for a directory before its content); a directory is removed with its content. It
+    /// visits at most `limit` entries, collects failures and continues. Deliberately not durable: leftovers
+    /// that return after a power cut are swept again, and a start should not wait for a disk. Call it before
+    /// other threads write.
     fn sweep(&self, keep: &dyn Fn(&Path) -> bool, limit: usize) -> SweepReport;
 
-    /// Removes temporary leftovers that lie directly in the root, and nothing else: for a directory whose depths are
-    /// others'. The rest is as with `sweep`.
+    /// Removes temporary leftovers directly in the root, and nothing else: for a directory whose
+    /// subdirectories belong to others. Otherwise it is like `sweep`.
     fn sweep_root(&self, limit: usize) -> SweepReport;
 
-    /// Makes sure that a reserve of at least `bytes` exists. Writes nothing when it does. Call at start and again
-    /// whenever there is time: a write may have used it up.
+    /// Makes sure that a reserve of at least `bytes` exists. Writes nothing when it does. Call it at the
+    /// start, and again whenever there is time: a write may have used the reserve up.
     fn ensure_reserve(&self, bytes: usize) -> Result<(), WriteError>;
 
     /// Frees the reserve's space; returns whether there was any.
     fn free_reserve(&self) -> Result<bool, WriteError>;
 }
 
-/// What lay where a directory belongs, and was renamed.
+/// A file that was in the place of a directory, and was renamed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Displaced {
     /// The directory's path, below the same root as `now`.
     pub path: PathBuf,
-    /// What was there.
+    /// Its type.
     pub kind: Kind,
     /// Its name now.
     pub now: PathBuf,
@@ -358,7 +366,8 @@ impl fmt::Display for Displaced {
     }
 }
 
-/// Sets aside what lies in place of a directory, if it is anything else; a link, too, wherever it leads. What cannot be looked at stays.
+/// Sets aside whatever is in place of a directory, if it is anything else; also a link, wherever it leads. A
+/// path that cannot be examined is left alone.
 ///
 /// # Errors
 /// It could not be renamed.
@@ -368,33 +377,34 @@ pub fn clear_for_directory(files: &dyn Files, path: &Path) -> Result<Option<Disp
     Ok(Some(Displaced { path: path.to_path_buf(), kind, now }))
 }
 
-/// How a file is set aside.
+/// The way in which a file is set aside.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Aside {
     Moved,
-    /// It stays in its place, too.
+    /// The file also keeps its name.
     Linked,
 }
 
-/// Whether a file system refused a hard link because it knows none (`EPERM` on vfat), or none to a directory.
+/// True if a file system refused a hard link because it supports none (`EPERM` on vfat), or none to a
+/// directory.
 fn has_no_links(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported)
 }
 
-/// What a disk can do, one system call each: what a power cut falls between. Paths are below the root, already
-/// checked; `""` is the root itself. Errors are the kernel's.
+/// The operations of a disk, one system call each: a power cut happens between two of them. Paths are below
+/// the root, already checked; `""` is the root itself. Errors are the kernel's.
 pub trait Operations: Send + Sync {
     /// An open new file.
     type Handle;
 
     /// Makes the root directory with its parents, durably, unless it exists.
     fn make_root(&self) -> io::Result<()>;
-    /// What a name stands for; links are not followed.
+    /// The type of a name; links are not followed.
     fn kind(&self, path: &Path) -> io::Result<Kind>;
     /// The size and content of a regular file; only the size when it is above `limit`.
     fn read(&self, path: &Path, limit: usize) -> io::Result<ReadOutcome>;
-    /// A word that each write of the file changes, and that damage on the medium does not; the same again for as long as the file stays
-    /// as it is.
+    /// A word that changes with each write of the file, but not with damage on the medium; it is constant for
+    /// as long as the file is unchanged.
     fn last_write(&self, path: &Path) -> io::Result<String>;
     /// Up to `limit` names, in the disk's own order.
     fn list(&self, directory: &Path, limit: usize) -> io::Result<Listing>;
@@ -404,7 +414,8 @@ pub trait Operations: Send + Sync {
     fn write(&self, handle: &mut Self::Handle, bytes: &[u8]) -> io::Result<usize>;
     /// Makes the content durable.
     fn sync(&self, handle: &Self::Handle) -> io::Result<()>;
-    /// Up to `limit` bytes of the file from its beginning, from the medium rather than from memory where possible.
+    /// Up to `limit` bytes from the beginning of the file, from the medium rather than from memory where
+    /// possible.
     fn read_back(&self, handle: &mut Self::Handle, limit: usize) -> io::Result<Vec<u8>>;
     /// Renames, replacing a file.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -435,36 +446,39 @@ pub enum ReadOutcome {
 #[derive(Debug)]
 pub struct DurableFiles<D> {
     disk: D,
-    // Keeps temporary names of two processes apart.
+    // Distinguishes the temporary names of two processes.
     tag: u32,
-    // One writer at a time: a sweep must not take the temporary file of a write in progress.
+    // One writer at a time: a sweep must not remove the temporary file of a write in progress.
     state: Mutex<State>,
     settled: Mutex<Settled>,
 }
 
 #[derive(Debug, Default)]
 struct Settled {
-    // Directories whose names were made durable before the first answer about one of them, and none changed since in vain.
+    // Directories whose names were made durable before the first answer about them, and in which no change
+    // has failed since.
     directories: BTreeSet<PathBuf>,
-    // Those that could not be, which was logged. An aborted file system is tried every few seconds, as long as the node runs.
+    // Directories that could not be made durable, which was logged. An aborted file system is tried every few
+    // seconds, as long as the node runs.
     told: BTreeSet<PathBuf>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    // Directories whose own names this process has made durable. Existing is not enough: the process that made one may have
-    // been killed before the sync.
+    // Directories whose own names this process has made durable. That a directory exists is not enough: the
+    // process that made it may have been killed before the sync.
     durable_directories: BTreeSet<PathBuf>,
     temporaries: u32,
 }
 
 impl<D: Operations> DurableFiles<D> {
-    /// The files below the root that `disk` stands for.
+    /// The files below the root of `disk`.
     pub fn new(disk: D) -> Self {
         Self::tagged(disk, std::process::id())
     }
 
-    /// As `new`; temporary names carry `tag` instead of the process id, so that a test sees the same names every time.
+    /// As `new`; temporary names carry `tag` instead of the process id, so that a test sees the same names
+    /// every time.
     pub fn tagged(disk: D, tag: u32) -> Self {
         Self { disk, tag, state: Mutex::default(), settled: Mutex::default() }
     }
@@ -479,9 +493,10 @@ impl<D: Operations> DurableFiles<D> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes durable what a name below `path`'s directories stands for, once in this process. A process killed between a
-    /// rename, or a removal, and its sync leaves a change that is visible now but lost on power failure: so it is synced
-    /// before the first answer about it. If the disk cannot, it is read all the same.
+    /// Makes the names in `path`'s directories durable, once in this process. A process that was killed
+    /// between a rename or a removal and its sync leaves a change that is visible now but lost at a power
+    /// cut: so it is synced before the first answer about it. If the sync fails, the path is read all the
+    /// same.
     fn settle(&self, path: &Path) {
         let mut settled = self.settled();
         for directory in path.ancestors().skip(1) {
@@ -512,7 +527,8 @@ impl<D: Operations> DurableFiles<D> {
         self.settled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A failed change may be visible all the same, and may not be durable: everything is synced again before the next answer.
+    /// A failed change may be visible all the same, and may not be durable: everything is synced again before
+    /// the next answer.
     fn doubt<T>(&self, outcome: Result<T, WriteError>) -> Result<T, WriteError> {
         outcome.inspect_err(|_| self.settled().directories.clear())
     }
@@ -598,7 +614,7 @@ impl<D: Operations> DurableFiles<D> {
             let temporary = directory.join(format!("{TEMPORARY_PREFIX}{}-{number}", self.tag));
             match uninterrupted(|| self.disk.create(&temporary)) {
                 Ok(handle) => return Ok((temporary, handle)),
-                // A leftover: its number is taken, and it is not removed in the middle of a write.
+                // A leftover: skip its number, because it must not be removed in the middle of a write.
                 Err(error)
                     if error.kind() == io::ErrorKind::AlreadyExists && tries < TEMPORARY_NAME_TRIES =>
                 {
@@ -619,11 +635,11 @@ impl<D: Operations> DurableFiles<D> {
             }
             rest = &rest[taken..];
         }
-        // A failed sync is never repeated on the same file: Linux forgets the lost pages and answers Ok the second
-        // time. The next try writes a new file.
+        // A failed sync is never repeated on the same file: Linux forgets the lost pages and answers Ok the
+        // second time. The next attempt writes a new file.
         self.attempt("make durable", path, || self.disk.sync(handle))?;
-        // Before the rename, so that a lying disk costs a retry and not the old content. Measured on ext4 over a loop
-        // device: 0.04 ms of a write's 1.7 ms.
+        // Before the rename, so that a lying disk costs a retry and not the old content. Measured on ext4
+        // over a loop device: 0.04 ms of a write's 1.7 ms.
         let found = self.attempt("read back", path, || self.disk.read_back(handle, content.len() + 1))?;
         match first_difference(content, &found) {
             None => Ok(()),
@@ -655,7 +671,7 @@ impl<D: Operations> DurableFiles<D> {
     }
 
     /// Gives `path` the free name of a ring of `SET_ASIDE_KEPT + 1`. One name of the ring is always free, and
-    /// what follows it is the oldest: an order without clocks, counters or listing.
+    /// the name after it is the oldest: this gives an order without clocks, counters or listing.
     fn move_aside(&self, state: &mut State, path: &Path, how: Aside) -> Result<PathBuf, WriteError> {
         const RING: u32 = SET_ASIDE_KEPT + 1;
         let slot = |number: u32| aside_name(path, number % RING + 1);
@@ -674,7 +690,8 @@ impl<D: Operations> DurableFiles<D> {
             }
         }
         state.durable_directories.clear();
-        // All taken: a cut fell between the rename and the removal below, or the names were made by hand.
+        // All are taken: the power was cut between the rename and the removal below, or someone made the
+        // names by hand.
         let number = match free {
             Some(number) => number,
             None => {
@@ -701,7 +718,7 @@ impl<D: Operations> DurableFiles<D> {
         Ok(aside)
     }
 
-    /// Says whether there was a whole file that could be read.
+    /// Returns true if there was a whole file that could be read.
     fn copy(&self, state: &mut State, path: &Path, to: &Path) -> Result<bool, WriteError> {
         match uninterrupted(|| self.disk.read(path, COPIED_BYTES)) {
             Ok(ReadOutcome::Content(content)) => self.write(state, to, &content).map(|()| true),
@@ -711,7 +728,7 @@ impl<D: Operations> DurableFiles<D> {
 
     fn remove_once(&self, path: &Path) -> Result<(), WriteError> {
         self.remove_any(path)?;
-        // Also when nothing was there: an earlier removal may have been cut short before its sync.
+        // Also when nothing was there: an earlier removal may have been interrupted before its sync.
         for directory in path.ancestors().skip(1) {
             match uninterrupted(|| self.disk.sync_directory(directory)) {
                 Ok(()) => return Ok(()),
@@ -722,7 +739,7 @@ impl<D: Operations> DurableFiles<D> {
         Ok(())
     }
 
-    /// Removes whatever is there, without making that durable.
+    /// Removes whatever has this path, without making that durable.
     fn remove_any(&self, path: &Path) -> Result<(), WriteError> {
         let mut budget = REMOVE_LIMIT;
         self.remove_within(path, &mut budget)
@@ -783,6 +800,7 @@ impl<D: Operations> DurableFiles<D> {
             }
             report.examined += 1;
             let path = directory.join(&entry.name);
+            // a write makes only temporary files, so a directory of such a name is not ours
             let ours = is_temporary(&path) && entry.kind != Kind::Directory;
             if !ours && (is_own(&path) || keep(&path)) {
                 if entry.kind == Kind::Directory {
@@ -810,7 +828,7 @@ impl<D: Operations> DurableFiles<D> {
             Err(error) => return Err(WriteError::from_io("look at", reserve, error)),
             Ok(_) => self.remove_any(reserve)?,
         }
-        // Not for durability: a journalling file system hands freed blocks out only once the removal is on disk.
+        // Not for durability: a journalling file system reuses freed blocks only once the removal is on disk.
         self.attempt("free", reserve, || self.disk.sync_directory(Path::new("")))?;
         Ok(true)
     }
@@ -1013,7 +1031,7 @@ fn first_difference(expected: &[u8], found: &[u8]) -> Option<usize> {
     differing.or_else(|| (expected.len() != found.len()).then(|| expected.len().min(found.len())))
 }
 
-/// Bytes that no file system can store in less space than they have: a compressing one would otherwise reserve nothing.
+/// Bytes that no file system can store in less space: a compressing one would otherwise reserve nothing.
 fn incompressible(bytes: usize) -> Vec<u8> {
     // xorshift64 (Marsaglia 2003); any fixed nonzero seed will do.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -1,13 +1,13 @@
 //! The host's identity, capacity and usage, in plain values.
 //!
-//! What always holds: nothing here fails; an unreadable value is empty or `None`, so a board with half a `/proc` still
-//! reports the other half. Sizes are bytes, counts are counts.
+//! Always holds: no call fails; an unreadable value is empty or `None`, so a board with half a `/proc`
+//! still reports the other half. Sizes are bytes, counts are counts.
 //!
-//! Leaves to others: turning these into what is reported, thresholds, and choosing an address.
+//! Leaves to others: reports made of these values, thresholds, and the choice of an address.
 
 use std::net::IpAddr;
 
-/// What does not change while the machine runs.
+/// Facts that do not change while the machine runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostIdentity {
     /// 32 hex digits that stay the same over reboots; from `/etc/machine-id`, else derived from the hardware.
@@ -16,7 +16,7 @@ pub struct HostIdentity {
     pub boot_id: String,
     /// The mainboard's UUID or serial number, else the machine id.
     pub system_uuid: String,
-    /// As `uname -r` prints it.
+    /// The kernel's release, as `uname -r` prints it.
     pub kernel_release: String,
     /// `PRETTY_NAME` of os-release.
     pub os_image: String,
@@ -24,11 +24,11 @@ pub struct HostIdentity {
     pub operating_system: &'static str,
     /// The processor this program was built for, in Go's spelling: `amd64`, `arm64`, `arm`, ...
     pub architecture: &'static str,
-    /// The host name as the kernel has it.
+    /// The host name in the kernel.
     pub hostname: String,
 }
 
-/// An address of this machine that others may reach it under: of an interface that is up, neither loopback nor
+/// An address at which other machines may reach this one: of an interface that is up, neither loopback nor
 /// multicast.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
@@ -36,11 +36,11 @@ pub struct Address {
     pub interface: String,
     /// The address.
     pub ip: IpAddr,
-    /// Whether the interface carries a default route of the address's family.
+    /// True if the interface carries a default route of the address's family.
     pub default_route: bool,
 }
 
-/// How big the machine is.
+/// The size of the machine's resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     /// CPUs online.
@@ -51,16 +51,17 @@ pub struct Capacity {
     pub root_bytes: u64,
     /// Inodes of that file system; zero where it has no such limit.
     pub root_inodes: u64,
-    /// How many processes and threads the kernel allows.
+    /// The number of processes and threads that the kernel allows.
     pub pids: u64,
 }
 
-/// How much of it is left or used; `None`: it could not be read.
+/// How much of the resources is left or used; `None`: it could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// The capacity without the working set, as the kubelet counts it; less where the kernel says that programs could get less.
+    /// The capacity without the working set, as the kubelet counts it; less if the kernel reports that
+    /// programs could get less.
     pub memory_available_bytes: Option<u64>,
-    /// What an ordinary user may still write to the root directory's file system.
+    /// Bytes that an ordinary user may still write to the root directory's file system.
     pub root_available_bytes: Option<u64>,
     /// Free inodes there.
     pub root_available_inodes: Option<u64>,
@@ -73,24 +74,24 @@ pub struct Usage {
 pub struct WatchdogDevice {
     /// `watchdog0`.
     pub name: String,
-    /// As its driver calls it.
+    /// The name that its driver reports.
     pub identity: String,
-    /// `active`, `inactive`; empty where the kernel does not tell.
+    /// `active`, `inactive`; empty where the kernel does not report it.
     pub state: String,
-    /// Seconds without a ping, after which it resets; in the kernel's words.
+    /// Seconds without a ping after which it resets, as text from the kernel.
     pub timeout: String,
 }
 
-/// As the kernel's own timer calls itself.
+/// The name of the kernel's own timer.
 const SOFTDOG: &str = "Software Watchdog";
 
 impl WatchdogDevice {
-    /// Somebody pings it.
+    /// True if a program pings it.
     pub fn is_active(&self) -> bool {
         self.state == "active"
     }
 
-    /// It works without the kernel, so it also ends one that hangs.
+    /// True if it works without the kernel, so that it also ends a kernel that hangs.
     pub fn is_hardware(&self) -> bool {
         self.identity != SOFTDOG
     }
@@ -98,14 +99,14 @@ impl WatchdogDevice {
 
 /// Facts about the host. Each call reads anew and takes well under a millisecond.
 pub trait HostFacts: Send + Sync {
-    /// What does not change while the machine runs.
+    /// Facts that do not change while the machine runs.
     fn identity(&self) -> HostIdentity;
 
-    /// The machine's addresses: those on a default route first, global before link-local, IPv4 before IPv6, then by
-    /// interface name and value, so that the order is stable. At most [`ADDRESS_LIMIT`].
+    /// The machine's addresses: those on a default route first, global before link-local, IPv4 before IPv6,
+    /// then by interface name and value, so that the order is stable. At most [`ADDRESS_LIMIT`].
     fn addresses(&self) -> Vec<Address>;
 
-    /// How big the machine is.
+    /// The size of the machine's resources.
     fn capacity(&self) -> Capacity;
 
     /// How much of it is used.
@@ -115,10 +116,11 @@ pub trait HostFacts: Send + Sync {
     fn watchdogs(&self) -> Vec<WatchdogDevice>;
 }
 
-/// Most watchdogs given: boards have one or two.
+/// Most watchdogs that are returned: boards have one or two.
 pub const WATCHDOG_LIMIT: usize = 16;
 
-/// Most addresses given: a host of many containers has an interface for each, and those do not belong in a status.
+/// Most addresses that are returned: a host of many containers has an interface for each, and those do not
+/// belong in a status.
 pub const ADDRESS_LIMIT: usize = 64;
 
 /// Memory and CPU of this process.
@@ -126,7 +128,8 @@ pub const ADDRESS_LIMIT: usize = 64;
 pub struct ProcessFacts {
     /// Resident memory, shared pages counted whole.
     pub rss_bytes: Option<u64>,
-    /// Resident memory, shared pages divided among their users; the honest figure. Kernels before 4.14 lack it.
+    /// Resident memory, with shared pages divided among their users: the most meaningful figure. Kernels
+    /// before 4.14 lack it.
     pub pss_bytes: Option<u64>,
     /// Threads.
     pub threads: Option<u64>,
@@ -134,7 +137,7 @@ pub struct ProcessFacts {
     pub fds: Option<u64>,
 }
 
-/// What Go calls the architecture that Rust calls `name`; unknown ones keep Rust's name.
+/// Go's name for the architecture that Rust calls `name`; unknown ones keep Rust's name.
 pub fn go_architecture(name: &'static str) -> &'static str {
     match name {
         "x86_64" => "amd64",
@@ -147,7 +150,7 @@ pub fn go_architecture(name: &'static str) -> &'static str {
     }
 }
 
-/// Sorts as [`HostFacts::addresses`] promises, drops doubles, and cuts at [`ADDRESS_LIMIT`].
+/// Sorts as [`HostFacts::addresses`] promises, drops duplicates, and cuts at [`ADDRESS_LIMIT`].
 pub(crate) fn in_order(mut addresses: Vec<Address>) -> Vec<Address> {
     addresses.sort_by_cached_key(|address| {
         let link_local = match address.ip {

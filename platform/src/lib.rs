@@ -1,11 +1,12 @@
-//! What a board can do, as small traits: durable files, clocks, the supervisor's watchdog, how the previous run
-//! ended, facts about the host, slots and state partition of a disk image, and containers (`workloads`). `linux` is the real board,
-//! `fake` (feature `fake`) behaves the same in memory and fails on request.
+//! The abilities of a board, as small traits: durable files, clocks, the supervisor's watchdog, the evidence
+//! of how the previous run ended, facts about the host, slots and state partition of a disk image, and
+//! containers (`workloads`). `linux` is the real board, `fake` (feature `fake`) behaves the same in memory
+//! and fails on request.
 //!
-//! What always holds: every root (`/proc`, `/sys`, the data directory) is a parameter; nothing read from the machine
-//! can panic or grow without a limit; a write that answered `Ok` survives a power cut.
+//! Always holds: every root (`/proc`, `/sys`, the data directory) is a parameter; no input from the machine
+//! can cause a panic or grow without a limit; a write that returned `Ok` survives a power cut.
 //!
-//! What it leaves to others: every decision. It knows nothing of configs, Nodes or the network API.
+//! Leaves to others: every decision. This crate knows nothing of configs, Nodes or the network API.
 
 pub mod clocks;
 pub mod exit;

@@ -1,25 +1,28 @@
-//! How often a program may replace itself in place (exec) before the service manager has to pace it.
+//! Limits how often a program may replace itself in place (exec) before the service manager has to pace it.
 //!
-//! What always holds: a program that keeps replacing itself, for whatever reason, ends after a few times and is started
-//! again by its service manager, with that one's pause. Times are those of the monotonic clock of one boot.
+//! Always holds: a program that keeps replacing itself, for whatever reason, ends after a few times and is
+//! started again by its service manager, with the service manager's pause. Times are those of the monotonic
+//! clock of one boot.
 //!
-//! Leaves to others: where the times are kept (`exit::RunDirectory`), and the replacing (`linux::Program`).
+//! Leaves to others: storing the times (`exit::RunDirectory`), and the replacement itself (`linux::Program`).
 
 use std::time::Duration;
 
-/// A program that has run for so long is no loop: it may always replace itself.
+/// A program that has run for this long is not in a loop: it may always replace itself.
 pub const SETTLED: Duration = Duration::from_secs(10);
-/// Replacements allowed within [`WINDOW`] to programs that have run for less: a push, its roll back, and one more.
+/// Replacements allowed within [`WINDOW`] to programs that have run for less: a push, its roll back, and one
+/// more.
 pub const AT_MOST: usize = 3;
 /// The time over which replacements are counted.
 pub const WINDOW: Duration = Duration::from_secs(60);
 
-/// Whether a program that has run for `ran` may replace itself `now`, after those `earlier`.
+/// True if a program that has run for `ran` may replace itself `now`, after the replacements `earlier`.
 pub fn is_allowed(earlier: &[Duration], now: Duration, ran: Duration) -> bool {
     ran >= SETTLED || recent(earlier, now).count() < AT_MOST
 }
 
-/// Those that still count. A time in the future (of another boot) counts: an unknown number must not be taken for none.
+/// The replacements that still count. A time in the future (of another boot) counts, so that an unknown
+/// number is not taken for zero.
 pub(crate) fn recent(earlier: &[Duration], now: Duration) -> impl Iterator<Item = Duration> {
     earlier.iter().copied().filter(move |time| now.saturating_sub(*time) < WINDOW)
 }

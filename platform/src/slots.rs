@@ -1,9 +1,11 @@
-//! What updates of disk images do to a board: the files of its EFI partition, the partition of a slot, and the firmware's one start.
+//! The operations of updates of disk images on a board: files of its EFI partition, the partition of a slot,
+//! and the firmware's one-time boot entry.
 //!
-//! Always holds: each call is one thing that a power cut may fall into; what `sync` and `settle` have answered survives it. A digest
-//! is that of the disk, not of memory. `linux::slots` is the real board, `fake::FakeSlots` behaves the same on the fake disk.
+//! Always holds: each call is one step between power cuts; the results of a successful `sync` or `settle`
+//! survive one. A digest is computed from the disk, not from memory. `linux::slots` is the real board,
+//! `fake::FakeSlots` behaves the same on the fake disk.
 //!
-//! Leaves to others: what is written, in which order, and whether it may be.
+//! Leaves to others: the content, the order of steps, and whether they are allowed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,17 +14,17 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// Where the boot loader's list lies on the EFI partition.
+/// The path of the boot loader's list on the EFI partition.
 pub const LIST: &str = "loader/entries";
-/// How much is hashed at a time.
+/// Bytes that are hashed at a time.
 const CHUNK: usize = 64 * 1024;
 
-/// What may make an EFI partition writable again.
+/// The ways to make an EFI partition writable again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cure {
-    /// Linux has made it read-only after an error.
+    /// Linux has made it read-only after an error, so mount it writable again.
     Remount,
-    /// Unmount, check, mount.
+    /// Unmount, check, and mount.
     Repair,
 }
 
@@ -31,13 +33,13 @@ pub trait Slots {
     /// A file or a partition that is being written, from its beginning.
     type Target;
 
-    /// The boot loader's list: our entries' texts by file name. A text that cannot be read is empty.
+    /// The boot loader's list: our entries' texts by file name. An unreadable text is empty.
     ///
     /// # Errors
-    /// There is no list, or it cannot be read.
+    /// The list does not exist, or cannot be read.
     fn entries(&self) -> io::Result<BTreeMap<String, String>>;
 
-    /// An empty file in place of one with that name; its folders are made.
+    /// Creates an empty file, replacing one of that name; its folders are made.
     ///
     /// # Errors
     /// The partition cannot be written.
@@ -49,19 +51,19 @@ pub trait Slots {
     /// The device cannot be opened, or is not a partition.
     fn partition(&self, device: &Path) -> io::Result<Self::Target>;
 
-    /// May take less than is given.
+    /// Writes some of the bytes; returns how many.
     ///
     /// # Errors
     /// No room, or the disk fails.
     fn write(&self, target: &mut Self::Target, bytes: &[u8]) -> io::Result<usize>;
 
-    /// The content is on the disk.
+    /// Makes the content durable.
     ///
     /// # Errors
-    /// It may not be.
+    /// It may not be durable.
     fn sync(&self, target: &Self::Target) -> io::Result<()>;
 
-    /// The SHA-256 of so many bytes from the beginning, as the disk gives them: after `sync`.
+    /// The SHA-256 of this many bytes from the beginning, as read from the disk: call it after `sync`.
     ///
     /// # Errors
     /// They cannot be read.
@@ -76,13 +78,13 @@ pub trait Slots {
     /// Removes a file.
     ///
     /// # Errors
-    /// It is not there, or the partition cannot be written.
+    /// It does not exist, or the partition cannot be written.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// All of the EFI partition is on the disk as it is seen here.
+    /// Makes the whole EFI partition durable as it is seen here.
     ///
     /// # Errors
-    /// It may not be.
+    /// It may not be durable.
     fn settle(&self) -> io::Result<()>;
 
     /// Tries to make the EFI partition writable.
@@ -91,17 +93,18 @@ pub trait Slots {
     /// That did not work.
     fn cure(&self, cure: Cure) -> io::Result<()>;
 
-    /// Whether the firmware asks the boot loader for a certain entry at the next start, whatever the list says.
+    /// True if the firmware makes the boot loader start a certain entry next time, whatever the list
+    /// contains.
     fn has_one_start(&self) -> bool;
 
-    /// Sets or (with an empty pattern) removes that.
+    /// Sets or (with an empty pattern) removes that entry.
     ///
     /// # Errors
-    /// The firmware takes no variable.
+    /// The firmware accepts no variable.
     fn set_one_start(&self, pattern: &str) -> io::Result<()>;
 }
 
-/// The SHA-256 of the first bytes, in small hexadecimal digits; of what there is, if that is less.
+/// The SHA-256 of the first bytes, in lower case hexadecimal digits; of all bytes if there are fewer.
 pub(crate) fn digest_of(content: impl Read, bytes: u64) -> io::Result<String> {
     let (mut content, mut hash) = (content.take(bytes), Sha256::new());
     let mut chunk = vec![0; CHUNK];

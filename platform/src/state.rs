@@ -1,10 +1,10 @@
-//! What a disk image does with its state partition before systemd starts: check, repair, make, enlarge and mount it, and show what it
-//! holds.
+//! The operations of a disk image on its state partition before systemd starts: check, repair, make, enlarge
+//! and mount it, and show its files.
 //!
-//! Always holds: each call is one thing that a power cut may fall into; none waits for a disk without a limit but a mount.
-//! `linux::state` is the real board, `fake::FakeState` behaves the same in memory.
+//! Always holds: each call is one step between power cuts; except a mount, none waits for a disk without a
+//! limit. `linux::state` is the real board, `fake::FakeState` behaves the same in memory.
 //!
-//! Leaves to others: what is done, in which order (`kedge_core::state_partition`).
+//! Leaves to others: the choice of steps and their order (`kedge_core::state_partition`).
 
 use std::io;
 use std::path::PathBuf;
@@ -13,30 +13,32 @@ use std::time::Duration;
 
 use crate::files::{DurableFiles, Operations};
 
-/// What a check of the file system has answered: e2fsck's exit code and output; or that it was ended, by the time limit or by the kernel.
+/// The result of a check of the file system: e2fsck's exit code and output; `None` if the time limit or the
+/// kernel ended it.
 pub type Check = Option<(i32, String)>;
 
 /// A board with a state partition.
 pub trait StateBoard {
-    /// Where the device's own files are.
+    /// Stores the device's own files.
     type Disk: Operations;
 
-    /// The partition, if the disk that holds the root has one.
+    /// The partition, if the disk of the root has one.
     fn device(&self) -> Option<PathBuf>;
 
-    /// A line for the kernel's log.
+    /// Writes a line to the kernel's log.
     fn say(&self, text: &str);
 
     /// Waits.
     fn pause(&self, time: Duration);
 
-    /// Whether it has a superblock.
+    /// True if it has a superblock.
     fn has_file_system(&self) -> bool;
 
-    /// Checks all of it, and corrects small errors.
+    /// Checks the whole file system, and corrects small errors.
     fn correct(&self) -> Check;
 
-    /// Checks all of it, and repairs what can be repaired; from a copy of the superblock, by its block and their size.
+    /// Checks the whole file system, and repairs it as far as possible; from a copy of the superblock, given
+    /// by its block and the block size.
     fn repair(&self, copy: Option<(u32, u32)>) -> Check;
 
     /// Mounts it on `/var`.
@@ -45,22 +47,22 @@ pub trait StateBoard {
     /// The kernel refuses, or the disk fails.
     fn mount(&self, is_writable: bool) -> io::Result<()>;
 
-    /// Its size.
+    /// The size of the file system's partition.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not report it.
     fn bytes(&self) -> io::Result<u64>;
 
-    /// Bytes of the disk behind it.
+    /// Free bytes of the disk after the partition.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not report it.
     fn bytes_behind(&self) -> io::Result<u64>;
 
-    /// Reads, from the disk itself.
+    /// Reads bytes from the disk itself.
     ///
     /// # Errors
-    /// It cannot be read, or ends before.
+    /// They cannot be read, or the partition is shorter.
     fn read(&self, at: u64, bytes: u64) -> io::Result<()>;
 
     /// Enlarges it to the end of the disk.
@@ -72,10 +74,10 @@ pub trait StateBoard {
     /// Makes an empty file system on it.
     ///
     /// # Errors
-    /// There may be none now.
+    /// It may have no file system now.
     fn make(&self) -> io::Result<()>;
 
-    /// Mounts memory on `/var`.
+    /// Mounts a file system in memory on `/var`.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -84,25 +86,25 @@ pub trait StateBoard {
     /// Makes the directories that are expected below `/var`.
     ///
     /// # Errors
-    /// One could not be made; the others were tried.
+    /// One could not be made; the others were attempted.
     fn make_directories(&self) -> io::Result<()>;
 
-    /// Shows the device's own files in their place; memory, if there are none.
+    /// Shows the device's own files in their usual places; if there are none, files in memory.
     ///
     /// # Errors
     /// Not even memory can be mounted.
     fn show_own_files(&self) -> io::Result<()>;
 
-    /// What lies below `/var/etc`.
+    /// The files below `/var/etc`.
     fn own(&self) -> Arc<DurableFiles<Self::Disk>>;
 
     /// A new UUID.
     ///
     /// # Errors
-    /// The kernel has none.
+    /// The kernel gives none.
     fn uuid(&self) -> io::Result<String>;
 
-    /// Shows the machine id in its place, readable for all.
+    /// Shows the machine id in its usual place, readable for all.
     ///
     /// # Errors
     /// The kernel refuses.

@@ -1,9 +1,10 @@
-//! Waiting for several streams at once, and the terminal that a command was started in.
+//! Waiting for several streams at once, and the terminal of a command.
 //!
-//! What always holds: a terminal that was made raw is restored when its [`RawTerminal`] is dropped, and by a panic; a signal that
-//! would end or resize the command is an event here, never an end in the middle.
+//! Always holds: a terminal that was made raw is restored when its [`RawTerminal`] is dropped, and by a
+//! panic; a signal that would end the command or resize its terminal is returned as an event, and does not
+//! interrupt it.
 //!
-//! Leaves to others: what moves between the streams.
+//! Leaves to others: moving data between the streams.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,7 +18,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
-/// A stream, and what is awaited of it. Nothing: that its other side goes away.
+/// A stream, and the event that is awaited on it. Without flags, only the end of its other side is awaited.
 #[derive(Debug)]
 pub struct Awaited<'a> {
     stream: BorrowedFd<'a>,
@@ -25,9 +26,9 @@ pub struct Awaited<'a> {
     found: PollFlags,
 }
 
-/// The other side writes no more; nix has no name for it.
+/// The other side has stopped writing; nix has no name for this flag.
 const ENDS: PollFlags = PollFlags::from_bits_retain(libc::POLLRDHUP);
-/// What the kernel says of a stream whose other side is gone.
+/// Flags of a stream whose other side is gone.
 const GONE: PollFlags = PollFlags::POLLHUP.union(ENDS).union(PollFlags::POLLERR);
 
 impl<'a> Awaited<'a> {
@@ -35,12 +36,12 @@ impl<'a> Awaited<'a> {
         Self { stream: stream.as_fd(), wants, found: PollFlags::empty() }
     }
 
-    /// Waits until it can be read, or has ended.
+    /// Waits until the stream can be read, or has ended.
     pub fn read(stream: &'a impl AsFd) -> Self {
         Self::new(stream, PollFlags::POLLIN)
     }
 
-    /// Waits until there is room to write, or nobody reads any more.
+    /// Waits until there is room to write, or the reader is gone.
     pub fn write(stream: &'a impl AsFd) -> Self {
         Self::new(stream, PollFlags::POLLOUT)
     }
@@ -50,12 +51,12 @@ impl<'a> Awaited<'a> {
         Self::new(stream, ENDS)
     }
 
-    /// Waits until both of its directions are over, as by a reset.
+    /// Waits until both of its directions are closed, as by a reset.
     pub fn broken(stream: &'a impl AsFd) -> Self {
         Self::new(stream, PollFlags::empty())
     }
 
-    /// After [`wait`]: something of it was found.
+    /// After [`wait`]: an event occurred.
     pub fn is_ready(&self) -> bool {
         !self.found.is_empty()
     }
@@ -66,7 +67,7 @@ impl<'a> Awaited<'a> {
     }
 }
 
-/// Waits until one of them is as awaited, or until the time is over; may return early.
+/// Waits until an awaited event occurs, or until the time is over; may return early.
 ///
 /// # Errors
 /// The kernel refuses: too many descriptors, no memory.
@@ -82,21 +83,21 @@ pub fn wait(awaited: &mut [Awaited<'_>], limit: Option<Duration>) -> io::Result<
         Ok(_) | Err(Errno::EINTR) => {}
         Err(error) => return Err(error.into()),
     }
-    // nix gives nothing where there is a flag that it has no name for
+    // nix returns `None` if there is a flag that it has no name for
     let found: Vec<PollFlags> = polled.iter().map(|it| it.revents().unwrap_or(ENDS)).collect();
     awaited.iter_mut().zip(found).for_each(|(it, found)| it.found = found);
     Ok(())
 }
 
-/// Whether it is so now, without waiting.
+/// True if the event has already occurred; does not wait.
 pub fn is_ready(mut awaited: Awaited<'_>) -> bool {
     wait(std::slice::from_mut(&mut awaited), Some(Duration::ZERO)).is_ok() && awaited.is_ready()
 }
 
-/// What a command that works in a terminal is told by the kernel.
+/// A signal to a command that works in a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// It shall end.
+    /// It must end.
     End(i32),
     /// Its terminal has another size.
     Resized,
@@ -107,10 +108,10 @@ pub enum Told {
 pub struct Signals(SignalFd);
 
 impl Signals {
-    /// From here on they do nothing by themselves. Before other threads begin.
+    /// From now on these signals have no effect by themselves. Call it before other threads begin.
     ///
     /// # Errors
-    /// There is no descriptor.
+    /// No descriptor is free.
     pub fn take() -> io::Result<Self> {
         let mut taken = SigSet::empty();
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGWINCH] {
@@ -120,7 +121,7 @@ impl Signals {
         Ok(Self(SignalFd::with_flags(&taken, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?))
     }
 
-    /// The next one; `None`: there is none now.
+    /// The next signal; `None` if none is pending.
     pub fn next(&self) -> Option<Told> {
         let signal = self.0.read_signal().ok().flatten()?.ssi_signo.cast_signed();
         Some(if signal == Signal::SIGWINCH as i32 { Told::Resized } else { Told::End(signal) })
@@ -133,10 +134,10 @@ impl AsFd for Signals {
     }
 }
 
-/// How the terminal was, while it is raw.
+/// The settings of the terminal before it was made raw.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// The command's terminal hands over each key as it is.
+/// A raw terminal, which passes each key to the command unchanged.
 #[derive(Debug)]
 pub struct RawTerminal(());
 
@@ -144,7 +145,7 @@ impl RawTerminal {
     /// Makes standard input's terminal raw.
     ///
     /// # Errors
-    /// It is no terminal.
+    /// It is not a terminal.
     pub fn begin() -> io::Result<Self> {
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
@@ -152,7 +153,7 @@ impl RawTerminal {
         if let Ok(mut kept) = BEFORE.lock() {
             *kept = Some(before);
         }
-        // a panic may end the process without a drop
+        // a panic may end the process without dropping this value
         let others = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             restore();
@@ -170,7 +171,7 @@ impl Drop for RawTerminal {
 }
 
 fn restore() {
-    // a panic while it is held finds nothing to wait for
+    // tried without waiting, because the panic may have occurred while the lock is held
     if let Ok(mut kept) = BEFORE.try_lock()
         && let Some(before) = kept.take()
     {

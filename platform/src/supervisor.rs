@@ -1,22 +1,23 @@
-//! The program that started us and watches over us (systemd, or anything that speaks its notification protocol).
+//! The program that started and supervises us (systemd, or anything that speaks its notification protocol).
 //!
-//! What always holds: without a supervisor every call is a cheap no-op; a supervisor that does not answer never
+//! Always holds: without a supervisor every call is a cheap no-op; a supervisor that does not answer never
 //! blocks or ends the agent.
 //!
-//! Leaves to others: deciding whether to ping. That is `watchdog`'s table.
+//! Leaves to others: deciding whether to ping. `watchdog` decides that.
 
 use std::time::Duration;
 
-/// Tells the supervisor how we are. The meanings are those of sd_notify(3).
+/// Messages to the supervisor. The meanings are those of sd_notify(3).
 pub trait Supervisor: Send + Sync {
-    /// The first full turn is done (`READY=1`), which is a ping, too: from now on the watchdog's own period holds.
+    /// The first full turn is done (`READY=1`), which is a ping, too: from now on the watchdog's own period
+    /// applies.
     fn ready(&self);
 
-    /// A stop that we chose or were asked for has begun (`STOPPING=1`).
+    /// A stop has begun that we chose or were ordered to make (`STOPPING=1`).
     fn stopping(&self);
 
-    /// The program is about to replace itself in place (`RELOADING=1`); `READY=1` of the next image ends it. `monotonic` is now,
-    /// by the clock that the supervisor compares it with.
+    /// The program is about to replace itself in place (`RELOADING=1`); `READY=1` of the next image completes
+    /// that. `monotonic`: the present time of the clock with which the supervisor compares it.
     fn reloading(&self, monotonic: Duration);
 
     /// Every loop makes progress (`WATCHDOG=1`). Send it more often than `watchdog_period`.
@@ -28,12 +29,12 @@ pub trait Supervisor: Send + Sync {
     /// One line for people (`STATUS=`); line breaks become spaces, and it is cut at [`STATUS_LIMIT`] bytes.
     fn status(&self, text: &str);
 
-    /// How long the supervisor waits for a ping before it kills us; `None` when it does not watch this process.
-    /// Ping at a third of it: two pings may be late before anything happens.
+    /// How long the supervisor waits for a ping before it kills us; `None` when it does not watch this
+    /// process. Ping at a third of it, so that two pings may be late without consequences.
     fn watchdog_period(&self) -> Option<Duration>;
 }
 
-/// Longest status line sent, in bytes: a datagram must fit into one socket buffer, and people read one line.
+/// Longest status line, in bytes: a datagram must fit into one socket buffer, and people read one line.
 pub const STATUS_LIMIT: usize = 512;
 
 /// `text` as one line of at most [`STATUS_LIMIT`] bytes.

@@ -1,11 +1,13 @@
-//! Removes and measures whole trees of files that others made: what containers wrote, what images held.
+//! Removes and measures whole trees of files of others: files that containers wrote, or that came with
+//! images.
 //!
-//! What always holds: however deep or wide a tree is, removing it takes two descriptors, a bounded list of names and no depth of stack,
-//! because the directories of a directory are moved up before it is removed. No link is followed, and no directory on which something is
-//! mounted within the tree is entered or even looked at: that may hang for ever. Removal that was cut short is taken up by calling it
-//! again. Files that are marked as immutable, or to be appended to only, go as well: no container keeps its files by that.
+//! Always holds: however deep or wide a tree is, removing it takes two descriptors, a bounded list of names
+//! and no depth of stack, because a directory's subdirectories are moved up before it is removed. No link is
+//! followed, and no directory on which something is mounted within the tree is entered or even examined,
+//! because that may hang for ever. To continue an interrupted removal, call it again. Files marked immutable
+//! or append-only are removed as well, so a container cannot keep its files that way.
 //!
-//! Leaves to others: when something may go.
+//! Leaves to others: the decision to remove.
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::{CStr, CString};
@@ -24,17 +26,18 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use crate::linux::kept;
 
-/// Names that are listed at once.
+/// Most names that are listed at once.
 const BATCH: usize = 1024;
-/// What a tree that waits for its removal is called, and a number.
+/// Prefix of the name of a tree that waits for its removal; a number follows.
 const GONE: &str = ".gone-";
-/// Most trees that an earlier run left and that are taken up: a hundred times what a node is meant for.
+/// Most leftover trees of an earlier run that are removed: a hundred times the number that a node should
+/// have.
 const LEFT: usize = 10_000;
 
-/// Removes a tree or a file; that it is missing is fine.
+/// Removes a tree or a file; it may be missing.
 ///
 /// # Errors
-/// Something is left: the first cause. All else is removed.
+/// Something is left: the first cause. Everything else is removed.
 pub fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => empty(path).and_then(|()| unmarked(path, || fs::remove_dir(path))),
@@ -47,7 +50,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Does it again without the marks of the file and its directory if they forbid it.
+/// If the file's or its directory's marks forbid the act, removes them and repeats it.
 fn unmarked(path: &Path, act: impl Fn() -> io::Result<()>) -> io::Result<()> {
     let is_unmarked = || {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return false };
@@ -64,7 +67,7 @@ fn unmarked(path: &Path, act: impl Fn() -> io::Result<()>) -> io::Result<()> {
 /// The same within a tree, where the directory may be marked, too.
 fn freed(directory: &Dir, name: &CStr, act: impl Fn() -> nix::Result<()>) -> nix::Result<()> {
     match act() {
-        // both, for either may forbid it
+        // both, because either may forbid it
         Err(Errno::EPERM) if kept::unmark(directory.as_fd()) | kept::unmark_in(directory.as_fd(), name) => {
             act()
         }
@@ -72,7 +75,7 @@ fn freed(directory: &Dir, name: &CStr, act: impl Fn() -> nix::Result<()>) -> nix
     }
 }
 
-/// Directories of directories are moved to the top, so there is never a way down that is longer than two.
+/// Subdirectories are moved to the top, so no path down is longer than two levels.
 fn empty(path: &Path) -> io::Result<()> {
     let mut top = Dir::open(path, flags(), Mode::empty())?;
     let mut tree = Tree { device: fstat(top.as_fd())?.st_dev, next: 0 };
@@ -96,7 +99,7 @@ fn empty(path: &Path) -> io::Result<()> {
 
 struct Tree {
     device: nix::libc::dev_t,
-    /// For the names of directories that are moved up.
+    /// The next number for the names of directories that are moved up.
     next: u64,
 }
 
@@ -113,9 +116,9 @@ impl Tree {
         freed(top, name, || unlinkat(top, name, UnlinkatFlags::RemoveDir))
     }
 
-    /// Empties a directory of the top one: its files go, its directories become neighbours.
+    /// Empties a directory of the top one: its files are removed, its subdirectories are moved beside it.
     fn flatten(&mut self, top: &Dir, name: &CStr) -> nix::Result<()> {
-        // what is mounted there must keep its content, also where no mount shows it, as with a subvolume
+        // a mounted file system must keep its content, also where no mount is listed, as with a subvolume
         let mut directory = Dir::from_fd(open_unmounted(top, name)?)?;
         if fstat(directory.as_fd())?.st_dev != self.device {
             return Err(Errno::EXDEV);
@@ -142,13 +145,13 @@ impl Tree {
         }
     }
 
-    /// Under a name that nothing else has; an empty directory of that name is replaced, which is as good as removed.
+    /// Moves it to an unused name; an empty directory of that name is replaced, which equals its removal.
     fn move_up(&mut self, from: &Dir, name: &CStr, top: &Dir) -> nix::Result<()> {
         loop {
             self.next += 1;
             let gone = format!("{GONE}{}", self.next);
             match freed(from, name, || renameat(from, name, top, gone.as_str())) {
-                // what is moved to may be marked as well
+                // the target may be marked as well
                 Err(Errno::EPERM) if kept::unmark(top.as_fd()) => {}
                 Err(Errno::EEXIST | Errno::ENOTEMPTY | Errno::ENOTDIR) => {}
                 done => return done,
@@ -157,7 +160,7 @@ impl Tree {
     }
 }
 
-/// A directory, unless something is mounted there (`EXDEV`).
+/// Opens a directory, unless something is mounted there (`EXDEV`).
 fn open_unmounted(directory: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
     let how = OpenHow::new().flags(flags()).resolve(ResolveFlag::RESOLVE_NO_XDEV);
     openat2(directory, name, how)
@@ -167,7 +170,7 @@ fn flags() -> OFlag {
     OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC
 }
 
-/// The first names of a directory, from its beginning: those that were listed before have been removed.
+/// The first names of a directory, read from its beginning: those that were listed before have been removed.
 fn batch(directory: &mut Dir) -> nix::Result<Vec<(CString, Option<Type>)>> {
     let mut names = Vec::new();
     for entry in directory.iter() {
@@ -183,27 +186,27 @@ fn batch(directory: &mut Dir) -> nix::Result<Vec<(CString, Option<Type>)>> {
     Ok(names)
 }
 
-/// What a tree takes of its disk.
+/// The disk usage of a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// As blocks are counted, so a file with holes takes what it has.
+    /// Allocated blocks count, so holes in a file do not.
     pub bytes: u64,
     pub inodes: u64,
 }
 
-/// Deepest directories that are measured, each with two descriptors: what lies deeper is not counted.
+/// Depth to which directories are measured, each level with two descriptors: deeper ones are not counted.
 const DEEPEST: usize = 128;
-/// Files of several names that are remembered, so that each counts once; of more each name counts.
+/// Most files with several names that are remembered, so that each counts once; beyond that each name counts.
 const SHARED_FILES: usize = 65_536;
-/// After so many entries a walk rests for as long as they took: it takes half a processor at most.
+/// After this many entries a walk rests for as long as they took: so it takes half a processor at most.
 const REST_AFTER: u32 = 256;
 const LONGEST_REST: Duration = Duration::from_millis(100);
 
-/// Measures a tree, on its own file system alone and through no link; what goes meanwhile is passed over. After `most` entries it ends:
-/// the tree takes that much at least.
+/// Measures a tree, only on its own file system and through no link; files that are removed meanwhile are
+/// skipped. It ends after `most` entries: then the tree is at least as large as the result.
 ///
 /// # Errors
-/// It is no directory, or cannot be read.
+/// It is not a directory, or cannot be read.
 pub fn measure(path: &Path, most: u64) -> io::Result<Size> {
     let top = opened(nix::fcntl::open(path, flags(), Mode::empty())?)?;
     let found = fstat(&top.0)?;
@@ -223,10 +226,10 @@ pub fn measure(path: &Path, most: u64) -> io::Result<Size> {
         }
         let below = (entry.file_type() == Some(Type::Directory)).then(|| open_unmounted(&*directory, name));
         let found_there = match &below {
-            // another file system's
+            // on another file system
             Some(Err(Errno::EXDEV)) => continue,
             Some(Ok(below)) => fstat(below),
-            // gone meanwhile, or of a sort that the list does not tell
+            // removed meanwhile, or of a type that the listing does not report
             Some(Err(_)) | None => fstatat(&*directory, name, AtFlags::AT_SYMLINK_NOFOLLOW),
         };
         let Ok(at) = found_there else { continue };
@@ -241,7 +244,7 @@ pub fn measure(path: &Path, most: u64) -> io::Result<Size> {
         }
         let below = below.or_else(|| is_directory.then(|| open_unmounted(&*directory, name)));
         if let Some(Ok(below)) = below.filter(|_| open.len() < DEEPEST)
-            // it may be another one by now
+            // another directory may have its name by now
             && fstat(&below).is_ok_and(|below| below.st_dev == found.st_dev)
             && let Ok(below) = opened(below)
         {
@@ -256,7 +259,7 @@ pub fn measure(path: &Path, most: u64) -> io::Result<Size> {
     Ok(size)
 }
 
-/// A directory, to look things up in and to be listed.
+/// A directory, opened both for lookups and for listing.
 fn opened(directory: OwnedFd) -> io::Result<(OwnedFd, OwningIter)> {
     let entries = Dir::from_fd(directory.try_clone()?)?.into_iter();
     Ok((directory, entries))
@@ -271,8 +274,8 @@ impl Size {
     }
 }
 
-/// Trees that go one after another, in a thread of its own: whoever gives one away does not wait for the disk. The thread ends with
-/// the last tree, so its stack costs nothing between removals.
+/// Removes trees one after another in a thread of its own: the caller does not wait for the disk. The thread
+/// ends with the last tree, so its stack costs nothing between removals.
 #[derive(Debug)]
 pub struct Removal {
     directory: PathBuf,
@@ -283,13 +286,13 @@ pub struct Removal {
 #[derive(Debug, Default)]
 struct Queue {
     trees: VecDeque<PathBuf>,
-    /// A thread removes them.
+    /// True while a thread removes them.
     has_thread: bool,
 }
 
 impl Removal {
-    /// For trees on the file system of this directory, where they are kept until they are gone; others are removed at once. Takes up
-    /// what an earlier run left there.
+    /// For trees on the file system of this directory, to which they are moved until they are removed; others
+    /// are removed at once. Also removes leftovers of an earlier run there.
     pub fn open(directory: &Path) -> Self {
         let removal = Self { directory: directory.to_path_buf(), queue: Arc::default(), next: 0 };
         for entry in fs::read_dir(directory).into_iter().flatten().flatten().take(LEFT) {
@@ -302,10 +305,10 @@ impl Removal {
         removal
     }
 
-    /// Removes a tree: when this returns nothing has its name any more. That it is missing is fine.
+    /// Removes a tree: when this returns, its name is free. It may be missing.
     ///
     /// # Errors
-    /// It cannot be renamed: something is mounted there.
+    /// It cannot be renamed, because something is mounted there.
     pub fn take(&mut self, path: &Path) -> io::Result<()> {
         loop {
             self.next += 1;
@@ -313,9 +316,9 @@ impl Removal {
             match unmarked(path, || fs::rename(path, &gone)) {
                 Ok(()) => return self.enqueue(gone),
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-                // elsewhere, or a directory of an overlay's lower layer
+                // on another file system, or a directory of an overlay's lower layer
                 Err(error) if error.raw_os_error() == Some(Errno::EXDEV as i32) => return remove(path),
-                // an earlier run's, or another's
+                // the name is taken by an earlier run's tree, or another one's
                 Err(error)
                     if [Errno::EEXIST, Errno::ENOTEMPTY, Errno::ENOTDIR]
                         .iter()
@@ -345,7 +348,7 @@ fn locked(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends when there is no tree left; the next one gets another thread.
+/// Ends when no tree is left; the next one gets another thread.
 fn remove_all(queue: &Mutex<Queue>) {
     loop {
         let mut waiting = locked(queue);
@@ -355,7 +358,7 @@ fn remove_all(queue: &Mutex<Queue>) {
         };
         drop(waiting);
         if let Err(error) = remove(&tree) {
-            // the next start tries again
+            // the next start removes it
             log::warn!("remove {}: {error}", tree.display());
         }
     }

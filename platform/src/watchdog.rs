@@ -1,11 +1,12 @@
-//! Which loops of the program still make progress, and so whether the supervisor's watchdog may be pinged.
+//! Tracks which loops of the program make progress, and so whether the supervisor's watchdog may be pinged.
 //!
-//! What always holds: `check` does no IO and reads no clock; a loop that waits on purpose is never stalled; a loop
-//! that promised to wake and did not is; time during which the checker itself did not run is not held against a loop
-//! (a stopped virtual machine or a starved board says nothing about one loop).
+//! Always holds: `check` does no IO and reads no clock; a loop that waits on purpose is never stalled; a loop
+//! that promised to wake and did not is stalled; time during which the checker itself did not run does not
+//! count against a loop (a stopped virtual machine or a starved board is no fault of one loop).
 //!
-//! Leaves to others: sending the ping, leaving the stalled loop's name where the next start finds it, and choosing
-//! limits. Connectivity never enters here: a network loop that waits for an answer makes progress by its own timeout.
+//! Leaves to others: sending the ping, storing the stalled loop's name for the next start, and choosing
+//! limits. Connectivity plays no role here: a network loop that waits for an answer makes progress by its own
+//! timeout.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,8 +21,8 @@ const IDLE: u64 = u32::MAX as u64;
 /// Held by one loop, which reports its progress with it. Clones share the same token.
 #[derive(Clone, Debug)]
 pub struct Progress {
-    // High half: turns, wrapping. Low half: BUSY, IDLE, or the milliseconds it means to wait. One word, so that the
-    // checker never sees a new turn with an old state.
+    // High half: turns, wrapping. Low half: BUSY, IDLE, or the milliseconds for which the loop intends to
+    // wait. One word, so that the checker never sees a new turn with an old state.
     token: Arc<AtomicU64>,
 }
 
@@ -35,19 +36,19 @@ impl Progress {
         self.token.store((turn << 32) | state, Ordering::Release);
     }
 
-    /// Something was done, or is about to be: from now on the loop's limit runs. Call it at least once a turn, and
-    /// between the steps of long work.
+    /// Work was done, or is about to begin: from now on the loop's limit applies. Call it at least once a
+    /// turn, and between the steps of long work.
     pub fn busy(&self) {
         self.set(BUSY);
     }
 
-    /// About to wait for work, for as long as it takes: not stalled until the next `busy`.
+    /// The loop is about to wait for work, for any time: not stalled until the next `busy`.
     pub fn idle(&self) {
         self.set(IDLE);
     }
 
-    /// About to wait at most `wait`: stalled when still waiting the loop's limit after that. For loops that know their
-    /// next deadline; it catches the wake-up that never comes.
+    /// The loop is about to wait at most `wait`: stalled if it still waits when the loop's limit has passed
+    /// after that. For loops that know their next deadline; it detects a wake-up that never comes.
     pub fn idle_for(&self, wait: Duration) {
         let millis = u64::try_from(wait.as_millis()).unwrap_or(IDLE);
         self.set(millis.clamp(1, IDLE - 1));
@@ -71,14 +72,14 @@ struct Watched {
     unmoved: Duration,
 }
 
-/// A loop that did not move within its limit.
+/// A loop that made no progress within its limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StalledLoop {
-    /// The name it was registered under.
+    /// The name under which it was registered.
     pub name: &'static str,
     /// How long it has been stalled (beyond its announced wait).
     pub unmoved: Duration,
-    /// The limit it passed.
+    /// The limit that it exceeded.
     pub limit: Duration,
 }
 
@@ -92,7 +93,7 @@ impl fmt::Display for StalledLoop {
 /// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// Every loop moved within its limit or waits on purpose: ping.
+    /// Every loop made progress within its limit or waits on purpose: ping.
     Well,
     /// These are stalled: withhold the ping.
     Stalled(Vec<StalledLoop>),
@@ -109,14 +110,14 @@ impl Health {
 }
 
 impl Watchdog {
-    /// A watchdog that will be checked about every `period`. A longer gap between two checks counts as twice that:
-    /// the checker was starved or stopped, and so may the loops have been.
+    /// A watchdog that will be checked about every `period`. A longer gap between two checks counts as twice
+    /// that: the checker was starved or stopped, and so may the loops have been.
     pub fn new(period: Duration) -> Self {
         Self { longest_step: period * 2, checked: None, loops: Vec::new() }
     }
 
-    /// Registers a loop; it counts as waiting until its first `busy`. `limit` is how long one turn may take: seconds
-    /// for loops that only compute, longer for one that waits for a disk.
+    /// Registers a loop; it counts as waiting until its first `busy`. `limit` is the longest time of one
+    /// turn: seconds for loops that only compute, longer for one that waits for a disk.
     pub fn watch(&mut self, name: &'static str, limit: Duration) -> Progress {
         let progress = Progress::new();
         let watched =
@@ -125,7 +126,7 @@ impl Watchdog {
         progress
     }
 
-    /// Checks every loop at the monotonic time `now`. The only state is the result of the last check.
+    /// Checks every loop at the monotonic time `now`. Its only state is the result of the last check.
     pub fn check(&mut self, now: Duration) -> Health {
         let since = self.checked.map_or(Duration::ZERO, |checked| now.saturating_sub(checked));
         self.checked = Some(now);
@@ -166,7 +167,8 @@ mod tests {
         IdleFor(u64),
     }
 
-    /// One loop with a limit of 10 s; each row is (second, what the loop does just before the check, stalled?).
+    /// One loop with a limit of 10 s; each row is (second, what the loop does just before the check,
+    /// stalled?).
     fn check(rows: &[(u64, Option<Step>, bool)]) {
         let mut watchdog = Watchdog::new(PERIOD);
         let progress = watchdog.watch("main", Duration::from_secs(10));

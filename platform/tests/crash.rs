@@ -1,8 +1,9 @@
-//! The power is cut within every operation of every durable call, and everything that was not durable is kept, lost,
-//! torn or reordered in every way the fake disk knows.
+//! The power is cut within every operation of every durable call, and all changes that were not durable are
+//! kept, lost, torn or reordered in every way that the fake disk knows.
 //!
-//! What always holds: after the cut each name has its old content or its new one; after `Ok`, the new one; and the next
-//! start can sweep, read and write. The checker itself is checked: without either sync it must find fault.
+//! Always holds: after the cut each name has its old content or its new one; after `Ok`, the new one; and the
+//! next start can sweep, read and write. The checker itself is checked: without either sync it must find a
+//! fault.
 //!
 //! Leaves to others: real file systems under a real block layer (the hardware tests).
 
@@ -14,19 +15,19 @@ use kedge_platform::files::{
 };
 use kedge_platform::{Files, Kind, WriteError};
 
-/// Ways of losing by chance tried at each cut.
+/// Number of random losses that are tried at each cut.
 const SEEDS: u64 = 50;
 const LIMIT: usize = 64 * 1024;
 const EPERM: i32 = 1;
 const EIO: i32 = 5;
 
-/// What is done, and what may be found after a cut.
+/// Some calls, and the allowed results after a power cut.
 struct Story {
-    /// What is on the disk before, all of it durable unless stated otherwise.
+    /// Prepares the content of the disk, all of it durable unless stated otherwise.
     before: fn(&FakeDisk),
-    /// What the program does; the count of its acknowledged steps.
+    /// The calls of the program; returns the number of acknowledged steps.
     act: fn(&dyn Files) -> usize,
-    /// Given the disk after the cut and how many steps were acknowledged: what is wrong.
+    /// Judges the disk after the cut, given the number of acknowledged steps; returns the fault.
     judge: fn(&FakeDisk, usize) -> Result<(), String>,
 }
 
@@ -89,7 +90,7 @@ impl Story {
     }
 }
 
-/// The next start sweeps, and finds a disk it can work with.
+/// The next start sweeps, and must find a disk that it can work with.
 fn usable(disk: &FakeDisk) -> Result<(), String> {
     let files = fake::files(disk);
     let report = files.sweep(&|_| true, 1000);
@@ -112,7 +113,7 @@ fn version(n: usize) -> Vec<u8> {
     (0..n * 700).map(|index| (index * 31 + n * 7 + index / 512) as u8).collect()
 }
 
-/// Which version a file has: 0 when it does not exist.
+/// The version that a file has: 0 when it does not exist.
 fn version_of(disk: &FakeDisk, path: &str) -> Result<usize, String> {
     let Some(content) = disk.content(path) else { return Ok(0) };
     match content.len() / 700 {
@@ -121,7 +122,7 @@ fn version_of(disk: &FakeDisk, path: &str) -> Result<usize, String> {
     }
 }
 
-/// Does steps until one fails; how many were acknowledged.
+/// Performs steps until one fails; returns the number of acknowledged ones.
 fn steps<'a>(steps: impl IntoIterator<Item = Box<dyn Fn() -> Result<(), WriteError> + 'a>>) -> usize {
     steps.into_iter().take_while(|step| step().is_ok()).count()
 }
@@ -146,7 +147,7 @@ const FIRST_WRITE: Story = Story {
     },
 };
 
-/// A directory that somebody made and did not sync: existing is not enough.
+/// A directory that another process made and did not sync: that it exists is not enough.
 const UNSYNCED_DIRECTORY: Story = Story {
     before: |disk| disk.make_directory(Path::new("a")).expect("an empty disk"),
     act: FIRST_WRITE.act,
@@ -167,7 +168,7 @@ const RECORD: Story = Story {
     },
 };
 
-/// A checkpoint, then a record that names it: a record found means that its checkpoint is whole.
+/// A checkpoint, then a record that refers to it: if the record exists, its checkpoint is complete.
 const NAMED_BY_A_RECORD: Story = Story {
     before: |disk| disk.put("current", &version(1)),
     act: |files| {
@@ -193,14 +194,14 @@ const SET_ASIDE: Story = Story {
         let (old, aside) = (version_of(disk, "d/record")?, version_of(disk, "d/record.corrupt-1")?);
         match (old, aside) {
             (0, 4) => Ok(()),
-            // A rename seen under both names, or not at all.
+            // A rename that is visible under both names, or not at all.
             (4, 4 | 0) if acknowledged == 0 => Ok(()),
             other => Err(format!("{other:?}, acknowledged {acknowledged}")),
         }
     },
 };
 
-/// The ring is full: the oldest goes, the newest stays, whatever is cut.
+/// The ring is full: the oldest is removed, the newest stays, whenever the power is cut.
 const SET_ASIDE_AGAIN: Story = Story {
     before: |disk| {
         (1..=5).for_each(|n| disk.put(format!("record.corrupt-{n}"), &version(n)));
@@ -224,7 +225,7 @@ const SET_ASIDE_AGAIN: Story = Story {
 const SET_ASIDE_IN_ROOT: fn(&dyn Files) -> usize =
     |files| usize::from(files.set_aside(Path::new("record")).is_ok());
 
-/// A file that is set aside and replaced is there at every moment, and what it was is not lost.
+/// A file that is set aside and replaced exists at every moment, and its old content is not lost.
 const KEEP_ASIDE: Story = Story {
     before: |disk| disk.put("d/record", &version(3)),
     act: |files| {
@@ -266,7 +267,7 @@ const REMOVE_TREE: Story = Story {
     },
 };
 
-/// A directory where the file belongs is not lost, and the file gets there.
+/// A directory in the place of the file is not lost, and the file is written.
 const DIRECTORY_IN_THE_WAY: Story = Story {
     before: |disk| disk.put("current/inside", &version(5)),
     act: |files| usize::from(files.write_durably(Path::new("current"), &version(2)).is_ok()),
@@ -286,7 +287,7 @@ const DIRECTORY_IN_THE_WAY: Story = Story {
     },
 };
 
-/// A file in place of the root's directory is not lost, and makes way once.
+/// A file in place of the root's directory is not lost, and is moved aside once.
 const FILE_IN_PLACE_OF_A_DIRECTORY: Story = Story {
     before: |disk| disk.put("state", &version(5)),
     act: |files| usize::from(clear_for_directory(files, Path::new("state")).is_ok_and(|it| it.is_some())),
@@ -386,7 +387,7 @@ fn kept_file_is_there_at_every_moment() {
     KEEP_ASIDE.holds();
 }
 
-/// vfat knows no hard links: there it is a copy.
+/// vfat has no hard links: there it is a copy.
 #[test]
 fn file_kept_by_a_copy_is_there_at_every_moment() {
     let findings = KEEP_ASIDE.explore(|disk| disk.fail_every(Operation::Link, EPERM), |_| false);
@@ -407,7 +408,7 @@ fn missing_directory_fsync_is_caught() {
 fn write_in_place_is_caught() {
     let in_place = Story {
         act: |files| {
-            // A plain write to the name: the old content is gone before the new one is there.
+            // A plain write to the name: the old content is gone before the new one exists.
             usize::from(files.remove(Path::new("current")).is_ok() && (REPLACE.act)(files) == 1)
         },
         ..REPLACE
@@ -444,7 +445,7 @@ fn the_same_seed_loses_the_same() {
 
 #[test]
 fn second_cut_loses_nothing_more() {
-    // The second cut falls into the sweep and the write of the start after the first.
+    // The second cut happens during the sweep and the write of the start after the first.
     for first in 0..12 {
         for second in 0..16 {
             for seed in 0..12 {
@@ -481,7 +482,7 @@ fn content_once_read_survives_a_later_cut() {
             let files = fake::files(&disk);
             files.write_durably(Path::new("v1/current"), &version(1)).unwrap();
             files.read(Path::new("v1/current"), LIMIT).unwrap();
-            // the name stands, and is not durable; as if killed before the last sync
+            // the new name is visible but not durable, as if killed before the last sync
             disk.fail_every(Operation::SyncDirectory, EIO);
             act(&*files).unwrap_err();
             disk.heal();
@@ -501,7 +502,8 @@ fn content_once_read_survives_a_later_cut() {
     }
 }
 
-/// The contents each name may have: the one acknowledged last, and any tried since without an answer.
+/// The contents that each name may have: the last acknowledged one, and any attempted since without an
+/// answer.
 type Possible = Vec<Vec<usize>>;
 
 /// One run of a program: random calls, some of which meet a failing, full, interrupted or dying disk.

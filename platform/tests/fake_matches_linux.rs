@@ -1,7 +1,7 @@
-//! The fake disk answers as the real one does: the same random operations on both give the same answers and leave the
-//! same names and contents. What the other tests prove on the fake would otherwise prove little.
+//! The fake disk answers as the real one does: the same random operations on both give the same answers and
+//! leave the same names and contents. Without this, tests on the fake would prove little.
 //!
-//! Leaves to others: what survives a power cut, which no running system shows.
+//! Leaves to others: the effects of a power cut, which no running system shows.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ const NAMES: [&str; 8] = ["a", "b", "c", "a/a", "a/b", "b/a", "a/b/c", "c/a"];
 const SEEDS: u64 = 150;
 const STEPS: usize = 120;
 
-/// One operation, and what it answered.
+/// Performs one operation and returns its answer.
 fn step<D: Operations>(disk: &D, choice: u64, from: &Path, to: &Path, content: &[u8]) -> String {
     let outcome = |answer: io::Result<String>| match answer {
         Ok(text) => text,

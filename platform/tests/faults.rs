@@ -1,7 +1,7 @@
-//! Disks that fail without a power cut: what each call answers, and what is on the disk then.
+//! Disks that fail without a power cut: the answer of each call, and the content of the disk afterwards.
 //!
-//! What always holds: a failure is never answered with `Ok`, never costs the old content, leaves no litter that the
-//! next sweep does not remove, and the same call works once the disk does.
+//! Always holds: a failure is never answered with `Ok`, never costs the old content, leaves no litter that
+//! the next sweep does not remove, and the same call works once the disk does.
 //!
 //! Leaves to others: power cuts (`crash`), real disks (`linux`).
 
@@ -120,12 +120,12 @@ fn reserve_makes_room_for_a_verdict() {
     files.write_durably(path(), b"verdict").unwrap();
     assert_eq!(disk.content(path()).unwrap(), b"verdict");
     assert_eq!(disk.content(RESERVE_NAME), None, "the reserve was used up");
-    // Nobody else took the space, so it is made again later.
+    // No other program took the space, so the reserve is made again later.
     files.ensure_reserve(RESERVE_BYTES - 4096).unwrap();
     files.write_durably(path(), b"another").unwrap();
 }
 
-/// A list of forty verdicts and more is a verdict too.
+/// A list of forty verdicts and more counts as a verdict, too.
 #[test]
 fn reserve_makes_room_for_a_long_list() {
     let disk = disk_with_old();
@@ -149,7 +149,8 @@ fn large_content_does_not_use_the_reserve() {
     assert_eq!(disk.content(path()).unwrap(), b"old");
 }
 
-/// A checkpoint of two kibibytes is as small as a verdict, and would take the room of those that come after it.
+/// A checkpoint of two kibibytes is as small as a verdict, and would take the room of verdicts that come
+/// later.
 #[test]
 fn content_that_can_be_had_again_leaves_the_reserve() {
     let disk = disk_with_old();
@@ -297,7 +298,7 @@ fn remove_is_idempotent_and_bounded() {
     assert!(matches!(files.remove(Path::new("d")), Err(WriteError::TooMany { .. })));
     files.remove(Path::new("d")).unwrap();
     assert_eq!(files.list(Path::new(""), 100).unwrap().entries, []);
-    // Deeper than anything of ours: refused, not walked for ever.
+    // Deeper than any directory of ours: refused, not walked for ever.
     disk.put("x/".repeat(40) + "end", b"");
     assert!(matches!(files.remove(Path::new("x")), Err(WriteError::TooMany { .. })));
 }

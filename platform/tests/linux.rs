@@ -1,6 +1,6 @@
-//! The same promises on a real file system: what is found in place of a file, what a full disk does, who may read.
+//! The same promises on a real file system: obstacles in the place of a file, a full disk, permissions.
 //!
-//! What always holds: nothing here blocks, follows a link or leaves the directory.
+//! Always holds: no call blocks, follows a link or leaves the directory.
 //!
 //! Leaves to others: power cuts, which need a block layer that can be cut (`crash` has a fake one).
 
@@ -21,7 +21,7 @@ use nix::unistd::mkfifo;
 
 const LIMIT: usize = 64 * 1024;
 
-/// A root for the platform's files, below a directory of this test's own.
+/// A root directory for the platform's files, in a directory of this test's own.
 struct Root(Scratch);
 
 impl Root {
@@ -120,7 +120,7 @@ fn make(kind: Kind, path: &Path) {
             fs::create_dir(path).unwrap();
             fs::write(path.join("inside"), b"kept").unwrap();
         }
-        // To a file that must not be read, written or removed.
+        // A link to a file that must not be read, written or removed.
         Kind::Symlink => {
             let target = path.ancestors().nth(2).expect("below the scratch directory").join("target");
             fs::write(&target, b"outside").unwrap();
@@ -140,7 +140,7 @@ fn special_files_are_reported_and_not_opened() {
         let scratch = Root::new();
         fs::create_dir(scratch.at("")).unwrap();
         make(kind, &scratch.at("current"));
-        // A FIFO opened without care would block here for ever.
+        // Opening a FIFO carelessly would block here for ever.
         match scratch.files().read(Path::new("current"), LIMIT) {
             Err(ReadError::NotAFile { kind: found, .. }) => assert_eq!(found, kind),
             other => panic!("{kind}: {other:?}"),
@@ -277,7 +277,7 @@ fn kept_file_stays_until_it_is_replaced() {
     assert_eq!(files.read(path, LIMIT).unwrap(), b"old");
     files.write_durably(path, b"new").unwrap();
     assert_eq!([path, &aside].map(|path| files.read(path, LIMIT).unwrap()), [b"new", b"old"]);
-    // a directory has one name only
+    // a directory can have only one name
     make(Kind::Directory, &scratch.at("v1/other"));
     assert_eq!(files.keep_aside(Path::new("v1/other")).unwrap(), Path::new("v1/other.corrupt-1"));
     assert!(fs::symlink_metadata(scratch.at("v1/other")).is_err());
@@ -322,7 +322,7 @@ fn full_disk_takes_verdicts_and_refuses_checkpoints() {
     files.write_durably(Path::new("v1/bad-configs.json"), &[3; 2000]).unwrap();
     assert_eq!(files.read(Path::new("v1/bad-configs.json"), LIMIT).unwrap(), [3; 2000]);
     assert!(!disk.0.at(RESERVE_NAME).exists());
-    // The rest is used up: now it is reported, and the old content stays.
+    // The rest is used up: now an error is returned, and the old content stays.
     let _ = fs::write(disk.0.at("filler2"), vec![1; 4 << 20]);
     let error = files.write_durably(Path::new("current"), &[4; 9000]).unwrap_err();
     assert!(matches!(error, WriteError::NoSpace { .. }), "{error}");
@@ -432,7 +432,7 @@ fn machine_id_is_the_first_valid_one() {
     assert_ne!(derived("a-board"), derived("another"));
     let tree = id_of(&[("proc/device-tree/serial-number", "10000000abcdef\0")]);
     assert_eq!(tree, derived("10000000abcdef"));
-    // Firmware with a placeholder id does not name a board; a network card does.
+    // Firmware with a placeholder id does not identify a board; a network card does.
     let unset = "00000000-0000-0000-0000-000000000000";
     let card = [("sys/class/net/eth0/address", "52:54:00:12:34:56\n"), ("sys/class/net/eth0/device/x", "")];
     assert_eq!(derived(unset), "");
@@ -479,7 +479,7 @@ fn capacity_and_usage_are_read_from_the_roots() {
     assert_eq!((capacity.cpus, capacity.memory_bytes, capacity.pids), (4, 2048 * 1024, 15_000));
     assert_eq!((usage.memory_available_bytes, usage.pids_in_use), (Some(1024 * 1024), Some(234)));
     assert_eq!(host.identity().os_image, "Board OS 1.0");
-    // unknown is not empty: pods end for want of what there is none of
+    // unknown must not be reported as empty: pods are evicted for lack of resources
     for file in ["meminfo", "loadavg"] {
         std::fs::remove_file(scratch.0.path().join("proc").join(file)).unwrap();
     }

@@ -1,6 +1,7 @@
-//! What is logged of a disk that fails for a long time: enough to know, not a line every few seconds.
+//! The log of a disk that fails for a long time: enough to notice, not a line every few seconds.
 //!
-//! Owns this process's log, so it has one test. Leaves to others: what the calls answer (`faults`).
+//! It uses this process's log, so this file has only one test. Leaves to others: the answers of the calls
+//! (`faults`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
@@ -50,7 +51,7 @@ fn failed_directory_sync_is_logged_once() {
     let first = logged();
     assert_eq!(first.len(), 2, "one line for each directory: {first:#?}");
     assert!(first[0].starts_with("cannot make durable the names in \"v1\""), "{first:#?}");
-    // a write that fails as well says nothing new about the names
+    // another failing write reports nothing new about the names
     files.write_durably(path, b"new").unwrap_err();
     logged();
     look();

@@ -1,4 +1,4 @@
-//! Trees whose files were marked as immutable, or to be appended to only, so that they could not be removed.
+//! Trees with files that are marked immutable or append-only, so that a plain removal fails.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says what failed")]
 
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// Marks a file, or all of a tree; false: this file system has no such marks, or this is not root.
+/// Marks a file, or a whole tree; false if this file system has no such marks, or this is not root.
 fn mark(flags: &[&str], path: &Path) -> bool {
     Command::new("chattr").args(flags).arg(path).output().is_ok_and(|output| output.status.success())
 }
@@ -44,10 +44,10 @@ fn marked_files_are_removed_and_what_links_lead_to_stays_marked() {
     for (name, flags) in [("immutable", ["-R", "+i"]), ("append", ["-R", "+a"]), ("both", ["-R", "+ai"])] {
         let tree = trees.join(name);
         make(&tree, &outside);
-        // it complains of links, which cannot have them
+        // it reports an error for links, which cannot have marks
         mark(&flags, &tree);
         assert!(fs::remove_dir_all(&tree).is_err(), "it is hard to remove");
-        // as the last one leaves it: what it removed by then is gone
+        // the tree is as the previous round left it: parts may be gone
         if name == "append" {
             removal.take(&tree).unwrap()
         } else {

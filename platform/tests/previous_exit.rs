@@ -1,6 +1,6 @@
-//! How the previous run ended: what is recorded, what is believed, and that it is believed once.
+//! The end of the previous run: the record, the evidence, and that evidence is used only once.
 //!
-//! Leaves to others: what an ending counts for.
+//! Leaves to others: the consequences of an ending.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn scratch() -> Scratch {
     Scratch::new("exit").expect("the temporary directory can be written")
 }
 
-/// Records an end on a new fake disk: the environment as `NAME=value` words, then what the run had marked.
+/// Records an end on a new fake disk: the environment as `NAME=value` words, then the marks of the run.
 fn recorded(environment: &str, marks: impl Fn(&RunDirectory)) -> (FakeDisk, ExitRecord) {
     let scratch = scratch();
     let run = RunDirectory::new(scratch.join("run"));
@@ -120,7 +120,7 @@ fn the_runs_of_a_boot_are_counted() {
         assert_eq!(run.next_run(), 4);
     });
     assert_eq!(record.run, 3);
-    // the run directory went with the boot, and no run began
+    // the run directory was lost with the boot, and no run began
     let (_, record) =
         recorded("SERVICE_RESULT=success", |run| fs::remove_dir_all(run.path()).expect("there"));
     assert_eq!(record.run, 0);
@@ -305,13 +305,13 @@ fn panics_are_found_where_the_kernel_and_systemd_leave_them() {
     check(&[("sys/fs/pstore/dmesg-ramoops-0", panic)], 1);
     check(&[("sys/fs/pstore/dmesg-efi-170000000001001", panic)], 1);
     check(&[("var/lib/systemd/pstore/1700000000/001/dmesg-efi-1", panic)], 1);
-    // The same record in both places, halfway through its move, is one.
+    // The same record in both places, halfway through its move, counts once.
     let moved = [("sys/fs/pstore/dmesg-efi-1", panic), ("var/lib/systemd/pstore/1700/dmesg-efi-1", panic)];
     check(&moved, 1);
     check(&[("sys/fs/pstore/dmesg-efi-1", panic), ("sys/fs/pstore/dmesg-efi-2", "Panic#1 Part2\nmore")], 2);
     // Compressed: its content is unknown here, so it counts.
     check(&[("sys/fs/pstore/dmesg-efi-1.enc.z", "\u{1}\u{2}")], 1);
-    // The kernel went on after these.
+    // The kernel continued after these.
     check(&[("sys/fs/pstore/dmesg-ramoops-0", "Oops#1 Part1\n<4>BUG")], 0);
     check(&[("sys/fs/pstore/dmesg-ramoops-0", "Shutdown#1 Part1\n")], 0);
     // Other things in the same directories.
@@ -424,19 +424,20 @@ fn fourth_replacement_in_a_minute_is_not_allowed() {
     run.begin();
     let at = |secs| run.may_replace(Duration::from_secs(secs), Duration::from_secs(1));
     assert!(at(100) && at(101) && at(102) && !at(103));
-    // a refusal is not counted, and a start in between forgets nothing
+    // a refusal is not counted, and a start in between resets nothing
     run.begin();
     assert!(!at(159) && at(160) && !at(160) && at(161));
     assert!(
         run.may_replace(Duration::from_secs(161), Duration::from_secs(10)),
         "a program that ran for long"
     );
-    // one that cannot be counted is not made
+    // a replacement that cannot be counted is not made
     std::fs::remove_dir_all(scratch.join("run")).unwrap();
     assert!(!at(500));
 }
 
-/// A run that ended by its own choice ended cleanly, and its record does not hide one that proves something.
+/// A run that ended by its own choice ended cleanly, and its record does not hide an older one that is still
+/// needed as evidence.
 #[test]
 fn clean_end_is_recorded_and_hides_no_other() {
     let scratch = scratch();
@@ -461,7 +462,8 @@ fn clean_end_is_recorded_and_hides_no_other() {
     assert_eq!((record.run, record.result.as_str()), (2, "signal"), "still unconsumed");
 }
 
-/// The run directory's record is the newer one, whatever the disk still holds; a record of another boot is ignored.
+/// The run directory's record is the newer one, whatever the disk still holds; a record of another boot is
+/// ignored.
 #[test]
 fn record_in_run_directory_comes_before_that_on_disk() {
     let scratch = scratch();

@@ -1,11 +1,11 @@
-//! A real ext4 under the real code, cut at every flush: each write that reaches the block layer is logged, and the disk
-//! is rebuilt as it was at each flush, with nothing and with a random half of what was on its way.
+//! A real ext4 under the real code, cut at every flush: each write that reaches the block layer is logged,
+//! and the disk is rebuilt as it was at each flush, with none and with a random half of the writes in flight.
 //!
-//! What always holds: no rebuilt disk has less than was acknowledged before that flush, or anything but whole content.
-//! The checker is checked: without fsync of the file, or of the directory, it must find fault.
+//! Always holds: a rebuilt disk has everything that was acknowledged before that flush, and only complete
+//! content. The checker is checked: without fsync of the file, or of the directory, it must find a fault.
 //!
-//! The rig is `kedge_rig::power_cut`. Without root, loop devices, FUSE and qemu-storage-daemon this is printed and it does
-//! nothing; under CI=true it fails.
+//! The rig is `kedge_rig::power_cut`. Without root, loop devices, FUSE and qemu-storage-daemon the test
+//! prints that and does nothing; under CI=true it fails.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -18,13 +18,13 @@ use kedge_rig::Scratch;
 use kedge_rig::logged_disk::{EXT4, FileSystem, LoggedDisk};
 use kedge_rig::power_cut::{Cutting, History, Rebuilt, Report, cut_at_every_flush, is_possible};
 
-/// The journal is committed every second, so that an unsynced write reaches the disk while the test still looks.
+/// The journal is committed every second, so that an unsynced write reaches the disk during the test.
 const FILE_SYSTEM: FileSystem = FileSystem { options: "commit=1", ..EXT4 };
 const ROUNDS: usize = 8;
 const RECORD: &str = "v1/record";
 const LIMIT: usize = 1 << 20;
 
-/// How a version is put in place.
+/// The way in which a version is written.
 #[derive(Clone, Copy, PartialEq)]
 enum Writer {
     Ours,
@@ -74,7 +74,7 @@ fn run(disk: &LoggedDisk, writer: Writer) -> Acknowledged {
     Acknowledged(acknowledged.collect())
 }
 
-/// Whether the disk has whole content, and none older than was acknowledged.
+/// Checks that the disk has complete content, not older than the last acknowledged version.
 fn judge(acknowledged: &Acknowledged, rebuilt: &Rebuilt<'_>) -> Result<(), String> {
     let needed = acknowledged.0.iter().filter(|at| **at <= rebuilt.cut.at).count();
     let mounted = rebuilt.mount()?;
@@ -86,7 +86,7 @@ fn judge(acknowledged: &Acknowledged, rebuilt: &Rebuilt<'_>) -> Result<(), Strin
     if found < needed { Err(format!("acknowledged {needed}, found {found}")) } else { Ok(()) }
 }
 
-/// Runs a writer, cuts, and checks. `None` where it cannot be done.
+/// Runs a writer, cuts, and checks. `None` where it is not possible.
 fn cut(name: &str, writer: Writer) -> Option<Report> {
     if !is_possible(&FILE_SYSTEM) {
         return None;

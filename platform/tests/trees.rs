@@ -1,4 +1,5 @@
-//! Trees that a program made to be hard to remove. One test: it takes descriptors away from its whole process.
+//! Trees that a program made hard to remove. One test only, because it limits the descriptors of its whole
+//! process.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says what failed")]
 
@@ -13,9 +14,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-/// Descriptors of the process while it removes: those that it has, and a few.
+/// Descriptors of the process during the removal: those in use, and a few more.
 const DESCRIPTORS: u64 = 24;
-/// Far more than descriptors, and than a path's 4096 bytes name.
+/// Far more than there are descriptors, and deeper than a path of 4096 bytes.
 const DEPTH: usize = 6000;
 
 /// Directories within directories, each with a file and names that are in the way.
@@ -37,7 +38,7 @@ fn deep(place: &Path) {
 
 #[test]
 fn deep_and_wide_trees_take_few_descriptors() {
-    // in memory: a busy disk takes minutes for so many directories
+    // in memory, because a busy disk takes minutes for so many directories
     let scratch = Scratch::in_memory("trees").unwrap();
     let kept = scratch.write("kept", "x");
     let make = |name: &str| {

@@ -1,7 +1,7 @@
-//! The rest of a fake board: supervisor, traces of a reset, host facts. Clones share one state.
+//! The other parts of a fake board: supervisor, traces of a reset, host facts. Clones share one state.
 //!
-//! What always holds: the supervisor detects missed pings as systemd does, by its own clock; traces stay until the test
-//! resets the machine in another way.
+//! Always holds: the supervisor detects missed pings as systemd does, by its own clock; traces stay until the
+//! test resets the machine in another way.
 //!
 //! Leaves to others: killing and restarting the program.
 
@@ -48,7 +48,7 @@ struct Told {
 }
 
 impl FakeSupervisor {
-    /// Watches with `period`, or does not watch.
+    /// A supervisor that watches with `period`, or does not watch.
     pub fn new(clocks: FakeClocks, period: Option<Duration>) -> Self {
         Self { clocks, period, told: Arc::default() }
     }
@@ -67,7 +67,7 @@ impl FakeSupervisor {
         self.told().pings
     }
 
-    /// Whether it kills the program now: it was ready, and no ping came for the period.
+    /// True if it would kill the program now: the program was ready, and no ping came for the period.
     pub fn kills(&self) -> bool {
         match (self.period, self.told().fed) {
             (Some(period), Some(fed)) => self.clocks.monotonic().saturating_sub(fed) > period,
@@ -99,7 +99,7 @@ impl Supervisor for FakeSupervisor {
         let now = self.clocks.monotonic();
         let mut told = self.told();
         told.pings += 1;
-        // Before it is ready, systemd counts the start's time limit instead.
+        // Until it is ready, systemd applies the start's time limit instead.
         if told.fed.is_some() {
             told.fed = Some(now);
         }
@@ -148,14 +148,14 @@ impl FakeTraces {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The machine booted again; `watchdog_reset` says whether the hardware watchdog made it.
+    /// Boots the machine again; `watchdog_reset`: the hardware watchdog caused it.
     pub fn booted(&self, boot_id: &str, watchdog_reset: bool) {
         let mut state = self.state();
         state.boot_id = boot_id.to_string();
         state.watchdog_reset = watchdog_reset;
     }
 
-    /// A kernel panic left a record; it is never removed, as on a real machine.
+    /// Adds the record of a kernel panic; it is never removed, as on a real machine.
     pub fn panicked(&self) {
         let mut state = self.state();
         let number = state.panics.len();
@@ -229,12 +229,12 @@ impl FakeHost {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes who the host is; a test of a broken `/proc` empties fields.
+    /// Changes the identity; a test of a broken `/proc` empties fields.
     pub fn set_identity(&self, change: impl FnOnce(&mut HostIdentity)) {
         change(&mut self.facts().identity);
     }
 
-    /// Changes the addresses; a cable pulled leaves none.
+    /// Changes the addresses; an unplugged cable leaves none.
     pub fn set_addresses(&self, addresses: Vec<Address>) {
         self.facts().addresses = addresses;
     }
@@ -244,7 +244,7 @@ impl FakeHost {
         change(&mut self.facts().capacity);
     }
 
-    /// Changes the watchdogs; one that nobody pings, or whose driver is lost.
+    /// Changes the watchdogs; for example one that no program pings, or whose driver is missing.
     pub fn set_watchdogs(&self, watchdogs: Vec<WatchdogDevice>) {
         self.facts().watchdogs = watchdogs;
     }

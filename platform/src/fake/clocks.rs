@@ -1,8 +1,8 @@
 //! Clocks that the test moves.
 //!
-//! What always holds: `monotonic` never goes back within a boot; `wall` may be set to anything; a reboot gives another
-//! boot id and begins `monotonic` at zero. Clones show the same time; like a real program's, a `FakeClocks` keeps the
-//! boot id it was made with.
+//! Always holds: `monotonic` never goes back within a boot; `wall` may be set to anything; a reboot gives
+//! another boot id and begins `monotonic` at zero. Clones show the same time; like a real program's, a
+//! `FakeClocks` keeps the boot id it was made with.
 //!
 //! Leaves to others: timers.
 
@@ -32,7 +32,7 @@ impl FakeClocks {
         Self { time: Arc::new(Mutex::new(time)), boot_id: boot_name(1) }
     }
 
-    /// Other clocks that show the same time, in the same boot.
+    /// Other clocks in the same boot, which start with the same time.
     pub fn fork(&self) -> Self {
         let Time { monotonic, wall, boot } = *self.time();
         Self { time: Arc::new(Mutex::new(Time { monotonic, wall, boot })), boot_id: self.boot_id.clone() }
@@ -54,8 +54,9 @@ impl FakeClocks {
         self.time().wall = wall;
     }
 
-    /// The machine boots again: the clocks of the next program run. `wall` goes on; for a board without a battery set
-    /// another date with `set_wall`. Clones from before keep their old boot id and must not be used any more.
+    /// The machine boots again: the clocks of the next program run. `wall` is kept; for a board without a
+    /// battery set another date with `set_wall`. Earlier clones keep the old boot id and must not be used any
+    /// more.
     pub fn reboot(&self) -> Self {
         let mut time = self.time();
         time.boot += 1;

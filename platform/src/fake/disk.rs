@@ -1,13 +1,13 @@
 //! A disk with two states: the one that programs see (live), and the one after a power cut (durable).
 //!
-//! What always holds: content becomes durable by `sync`, names by `sync_directory` of their directory, and by nothing
-//! else. At a cut, changes that were not durable are kept, lost, or (content) torn at sector borders, and names change in any
-//! order or not at all, as [`Loss`] says; a rename is whole, lost, or visible under both names. That is weaker than any
-//! file system we know of, on purpose.
+//! Always holds: only `sync` makes content durable, and only `sync_directory` of their directory makes
+//! names durable. At a cut, changes that were not durable are kept, lost, or (content) torn at sector
+//! borders, and names change in any order or not at all, as [`Loss`] says; a rename is whole, lost, or
+//! visible under both names. That is deliberately weaker than any real file system.
 //!
 //! Space: a file takes whole blocks, and gives them back only when its last name, live and durable, is gone.
 //!
-//! Leaves to others: the order of operations, which is under test.
+//! Leaves to others: the order of operations, which tests examine.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -42,7 +42,7 @@ pub enum Loss {
     ContentZeroed,
     /// Content arrived, names did not.
     Names,
-    /// Each sector and each name decides for itself.
+    /// Chance decides for each sector and each name.
     Chance(u64),
 }
 
@@ -59,7 +59,7 @@ impl Loss {
 pub struct Losses {
     /// Renames that were lost.
     pub renames_lost: u32,
-    /// Renames that survived although no sync had been asked for, or none had ended.
+    /// Renames that survived although no sync was requested, or none had finished.
     pub renames_kept: u32,
     /// Files whose content is not what programs last saw.
     pub files_torn: u32,
@@ -107,7 +107,7 @@ struct Inner {
     off: bool,
     cut_after: Option<u64>,
     cut_at: Option<Operation>,
-    // Files whose content the medium no longer gives.
+    // Files whose content cannot be read from the medium any more.
     unreadable: BTreeSet<u64>,
     is_fat: bool,
     // Files of a FAT with new names that are not durable: under these they are empty or whole.
@@ -150,7 +150,7 @@ enum NameChange {
 enum Survival {
     Lost,
     Kept,
-    // A move seen under both names.
+    // A rename that is visible under both names.
     Half,
 }
 
@@ -181,7 +181,7 @@ impl FakeDisk {
         Self { inner: Arc::new(Mutex::new(inner)) }
     }
 
-    /// Another disk with the same content, healthy and powered; undurable changes are not durable there either.
+    /// Another disk with the same content, healthy and powered; pending changes are not durable there either.
     pub fn fork(&self) -> Self {
         let inner = self.inner();
         let copy = Self::new();
@@ -201,31 +201,32 @@ impl FakeDisk {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on files are renamed as on FAT, whose directories hold where a file begins and how long it is: a rename makes a new entry
-    /// and removes the old one, in any order, and the new one is empty or whole until everything is synced.
+    /// From now on the disk renames files as FAT does, whose directories contain the start and length of each
+    /// file: a rename makes a new entry and removes the old one, in any order, and the new file is empty or
+    /// whole until everything is synced.
     pub fn make_fat(&self) {
         self.inner().is_fat = true;
     }
 
     // --- power
 
-    /// After `operations` more operations the power goes during the next one.
+    /// Cuts the power during the operation after `operations` more.
     pub fn cut_power_after(&self, operations: u64) {
         let mut inner = self.inner();
         inner.cut_after = Some(inner.performed + operations);
     }
 
-    /// The power goes during the next operation of this type.
+    /// Cuts the power during the next operation of this type.
     pub fn cut_power_at(&self, operation: Operation) {
         self.inner().cut_at = Some(operation);
     }
 
-    /// The power goes now.
+    /// Cuts the power now.
     pub fn cut_power(&self) {
         self.inner().off = true;
     }
 
-    /// Only the program ended, at the cut or before it; the machine had power all the time, and nothing is lost.
+    /// Ends only the program, at the cut or before it; the machine keeps its power, and nothing is lost.
     pub fn end_program(&self) {
         let mut inner = self.inner();
         inner.off = false;
@@ -233,13 +234,13 @@ impl FakeDisk {
         inner.cut_at = None;
     }
 
-    /// Whether the power is off: everything fails until `reboot`.
+    /// True if the power is off: everything fails until `reboot`.
     pub fn is_off(&self) -> bool {
         self.inner().off
     }
 
-    /// The machine comes back with the surviving state; returns what was lost. Also ends a run without a cut, as a cut at rest.
-    /// Faults stay.
+    /// Restarts the machine with the surviving state; returns what was lost. Also ends a run without a cut,
+    /// as a cut at rest. Faults stay.
     pub fn reboot(&self, loss: Loss) -> Losses {
         let mut inner = self.inner();
         inner.off = false;
@@ -248,10 +249,10 @@ impl FakeDisk {
         inner.settle(loss)
     }
 
-    /// All content and all names become durable: what syncing a whole file system and flushing its disk does.
+    /// Makes all content and all names durable, as a sync of a whole file system and a flush of its disk do.
     ///
     /// # Errors
-    /// A fault, or the power goes: then nothing has.
+    /// A fault, or a power cut: then nothing was made durable.
     pub fn sync_all(&self) -> io::Result<()> {
         let mut inner = self.inner();
         let (content, names) = (!inner.faults.ignore_sync, !inner.faults.ignore_sync_directory);
@@ -276,23 +277,24 @@ impl FakeDisk {
 
     // --- faults
 
-    /// The operation after `operations` more fails with `errno`, once, and does nothing.
+    /// Lets the operation after `operations` more fail with `errno`, once; it has no effect.
     pub fn fail_after(&self, operations: u64, errno: i32) {
         let mut inner = self.inner();
         inner.faults.at = Some((inner.performed + operations, Errno::from_raw(errno)));
     }
 
-    /// Every operation of this type fails with `errno` and does nothing.
+    /// Lets every operation of this type fail with `errno`; it has no effect.
     pub fn fail_every(&self, operation: Operation, errno: i32) {
         self.inner().faults.of.insert(operation, Errno::from_raw(errno));
     }
 
-    /// Every read of a file's content fails with `errno`.
+    /// Lets every read of a file's content fail with `errno`.
     pub fn fail_reads(&self, errno: i32) {
         self.inner().faults.read = Some(Errno::from_raw(errno));
     }
 
-    /// The content of this file can no longer be read, until another takes its name or [`FakeDisk::mend_reads`].
+    /// Makes the content of this file unreadable, until another file takes its name or
+    /// [`FakeDisk::mend_reads`].
     pub fn fail_reads_of(&self, path: impl AsRef<Path>) {
         let mut inner = self.inner();
         if let Ok(number) = inner.find(path.as_ref()) {
@@ -300,14 +302,14 @@ impl FakeDisk {
         }
     }
 
-    /// Every file can be read again.
+    /// Makes every file readable again.
     pub fn mend_reads(&self) {
         let mut inner = self.inner();
         inner.unreadable.clear();
         inner.faults.read = None;
     }
 
-    /// Only this much fits on the disk, all in all.
+    /// Limits the space of the disk to this many bytes.
     pub fn set_space_bytes(&self, bytes: Option<usize>) {
         self.inner().faults.space_bytes = bytes;
     }
@@ -322,24 +324,25 @@ impl FakeDisk {
         self.inner().faults.read_only = read_only;
     }
 
-    /// `sync` answers Ok and does nothing: a drive that lies, or a protocol without it.
+    /// Lets `sync` return Ok without any effect, like a drive that lies, or a protocol without it.
     pub fn ignore_sync(&self, ignore: bool) {
         self.inner().faults.ignore_sync = ignore;
     }
 
-    /// `sync_directory` answers Ok and does nothing.
+    /// Lets `sync_directory` return Ok without any effect.
     pub fn ignore_sync_directory(&self, ignore: bool) {
         self.inner().faults.ignore_sync_directory = ignore;
     }
 
-    /// Every operation is interrupted by a signal once before it works, and writes take at most `write_at_most` bytes.
+    /// Lets a signal interrupt every operation once before it works, and limits each write to `write_at_most`
+    /// bytes.
     pub fn interrupt(&self, interrupt: bool, write_at_most: Option<usize>) {
         let mut inner = self.inner();
         inner.faults.interrupt = interrupt;
         inner.faults.write_at_most = write_at_most;
     }
 
-    /// The medium stores the next written content with one bit wrong.
+    /// Flips one bit in the next content that is written.
     pub fn flip_a_bit_next(&self) {
         self.inner().faults.flip_next = true;
     }
@@ -349,9 +352,9 @@ impl FakeDisk {
         self.inner().faults = Faults::default();
     }
 
-    // --- looking and arranging, outside the protocol
+    // --- inspection and set-up, outside the protocol
 
-    /// How many changing operations were tried so far; one that a settled program must not move.
+    /// The number of changing operations so far; a settled program must not increase it.
     pub fn operations(&self) -> u64 {
         self.inner().performed
     }
@@ -371,14 +374,14 @@ impl FakeDisk {
         }
     }
 
-    /// Whether programs see a file with exactly this content.
+    /// True if programs see a file with exactly this content.
     pub fn holds(&self, path: impl AsRef<Path>, content: &[u8]) -> bool {
         let inner = self.inner();
         let node = inner.find(path.as_ref()).ok().and_then(|number| inner.nodes.get(&number));
         matches!(node, Some(Node::File { live, .. }) if live == content)
     }
 
-    /// Every path but directories, sorted.
+    /// Every path except directories, sorted.
     pub fn paths(&self) -> Vec<PathBuf> {
         let inner = self.inner();
         let mut found = Vec::new();
@@ -387,16 +390,16 @@ impl FakeDisk {
         found
     }
 
-    /// Puts a file there, durably, whatever was there before; parents are made.
+    /// Puts a file there, durably, replacing whatever has that path; parents are created.
     pub fn put(&self, path: impl AsRef<Path>, content: &[u8]) {
         let node = Node::File { live: content.to_vec(), durable: content.to_vec() };
         self.inner().place(path.as_ref(), node);
     }
 
-    /// A file that is there, to be appended to.
+    /// Opens an existing file for appending.
     ///
     /// # Errors
-    /// It is not there.
+    /// It does not exist.
     pub fn open(&self, path: impl AsRef<Path>) -> io::Result<u64> {
         self.inner().find(path.as_ref())
     }
@@ -442,8 +445,8 @@ fn errno<T>(error: Errno) -> io::Result<T> {
 }
 
 impl Inner {
-    /// Counts an operation and lets faults and the power speak. `Ok(true)`: go on; `Ok(false)`: begin it, then fail,
-    /// for the power goes in the middle.
+    /// Counts an operation and applies faults and power cuts. `Ok(true)`: perform it; `Ok(false)`: begin it,
+    /// then fail, because the power is cut in the middle.
     fn begin(&mut self, operation: Operation, what: &Path) -> io::Result<bool> {
         if self.off {
             return errno(Errno::EIO);
@@ -585,6 +588,7 @@ impl Inner {
                 self.apply(change, survival);
             }
         }
+        // FAT: a file that was synced before its rename is empty or whole afterwards, never torn
         let moved = std::mem::take(&mut self.moved);
         for (number, node) in &mut self.nodes {
             match node {
@@ -692,7 +696,7 @@ impl Inner {
         number
     }
 
-    /// Makes a change from outside final: drops pending changes of this name.
+    /// Makes an outside change final: drops pending changes of this name.
     fn forget_changes(&mut self, directory: u64, name: &OsStr) {
         self.changes.retain(|change| match change {
             NameChange::Add { directory: at, name: to, .. }
@@ -729,7 +733,7 @@ fn torn(live: &[u8], durable: &[u8], random: &mut Random) -> Vec<u8> {
     let length = match random.below(4) {
         0 => durable.len(),
         1 => live.len(),
-        // a record shorter than a sector is torn, too
+        // even a record shorter than a sector can be torn
         2 => random.index(live.len() + 1),
         _ => (random.below(sectors + 1) as usize * SECTOR_BYTES).min(live.len()),
     };
@@ -782,7 +786,7 @@ impl Operations for FakeDisk {
         }
     }
 
-    // programs write files anew, and those that they append to are not asked about
+    // not supported: programs write files anew, and this is not used for files that they append to
     fn last_write(&self, path: &Path) -> io::Result<String> {
         let inner = self.inner();
         if inner.off {
@@ -895,6 +899,8 @@ impl Operations for FakeDisk {
         if inner.is_fat
             && let Some(Node::File { live, durable }) = inner.nodes.get(&node)
         {
+            // FAT: the directory holds the file's start and length, so under its new name nothing is durable
+            // yet
             let is_synced = live == durable;
             let moved = Node::File { live: live.clone(), durable: Vec::new() };
             let moved = inner.add(to_directory, to_name, moved);
@@ -934,7 +940,7 @@ impl Operations for FakeDisk {
         let mut inner = self.inner();
         let ignored = inner.faults.ignore_sync_directory;
         let read_only = std::mem::take(&mut inner.faults.read_only);
-        // A read-only file system has nothing to sync and says so.
+        // A read-only file system has nothing to sync and returns this error.
         let begun = inner.begin(Operation::SyncDirectory, directory);
         inner.faults.read_only = read_only;
         if !begun? {
@@ -1000,7 +1006,8 @@ mod tests {
 
     const PATH: &str = "v1/record";
 
-    /// The old content durable, and the new one renamed into place by a program that ended before it synced the name.
+    /// A disk where the old content is durable, and the new one was renamed into place by a program that
+    /// ended before it synced the name.
     fn disk_with_a_rename_under_way() -> FakeDisk {
         let disk = FakeDisk::new();
         disk.put(PATH, b"old");

@@ -1,8 +1,8 @@
 //! A board in memory: behaves like the real one; tests cut its power and inject faults.
 //!
-//! What always holds: the same calls with the same seeds give the same results; nothing of the real machine is touched.
-//! A restarted program makes its `files`, clocks and previous exit anew, as a real one does; the disk, the host and the
-//! machine's traces stay.
+//! Always holds: the same calls with the same seeds give the same results; the real machine is not
+//! touched. A restarted program creates its `files`, clocks and previous exit anew, as a real one does; the
+//! disk, the host and the machine's traces remain.
 //!
 //! Leaves to others: scenarios, which the tests and the simulator define.
 

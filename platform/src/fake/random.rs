@@ -1,7 +1,7 @@
 //! Seeded random numbers for fakes and for every test in the workspace (the rig re-exports the type).
 //!
-//! What always holds: the same seed gives the same sequence, on every machine and in every version of this crate.
-//! Leaves to others: anything that must be unpredictable. This is not.
+//! Always holds: the same seed gives the same sequence, on every machine and in every version of this
+//! crate. Leaves to others: anything that must be unpredictable. This generator is predictable.
 
 /// A small generator (splitmix64, Steele et al. 2014).
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`, which is not zero.
+    /// A number below `bound`, which must not be zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.number() % bound
     }
@@ -34,13 +34,13 @@ impl Random {
         self.below(100) < percent
     }
 
-    /// One of `from`, which is not empty.
+    /// One element of `from`, which must not be empty.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         let at = self.below(from.len() as u64);
         &from[usize::try_from(at).expect("below a length")]
     }
 
-    /// An index into `length` things; 0 if there are none.
+    /// An index into `length` things; 0 without any.
     pub fn index(&mut self, length: usize) -> usize {
         self.below(length.max(1) as u64) as usize
     }

@@ -1,7 +1,8 @@
 //! A board with slots in memory: EFI partition and roots on one fake disk, so that a power cut takes both.
 //!
-//! What always holds: the EFI partition is the disk's root, a FAT, and a slot's partition the file with the path of its device. A
-//! partition that is opened has lost what it held, for the first write may already destroy it.
+//! Always holds: the EFI partition is the root directory of the disk, as a FAT, and a slot's partition
+//! is the file with the path of its device. Opening a partition destroys its content, because on a real disk
+//! the first write may already do so.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,13 +15,13 @@ use super::disk::FakeDisk;
 use crate::files::{Kind, Operations, ReadOutcome};
 use crate::slots::{Cure, LIST, Slots, digest_of};
 
-/// More than tests write.
+/// Largest file; more than tests write.
 const LIMIT: usize = 1 << 20;
 
 /// A board with slots. Clones are the same board.
 #[derive(Debug, Clone)]
 pub struct FakeSlots {
-    /// Its disk.
+    /// The board's disk.
     pub disk: FakeDisk,
     firmware: Arc<Mutex<Firmware>>,
 }
@@ -38,7 +39,7 @@ struct Firmware {
 pub struct FakeTarget(u64);
 
 impl FakeSlots {
-    /// With this disk, and a firmware that works.
+    /// A board with this disk, and a working firmware.
     pub fn new(disk: &FakeDisk) -> Self {
         disk.make_fat();
         Self { disk: disk.clone(), firmware: Arc::default() }
@@ -48,24 +49,25 @@ impl FakeSlots {
         self.firmware.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The EFI partition is read-only, until this cure (None: for ever).
+    /// Makes the EFI partition read-only until this cure (`None`: for ever).
     pub fn make_read_only(&self, cured_by: Option<Cure>) {
         self.disk.set_read_only(true);
         self.firmware().cured_by = cured_by;
     }
 
-    /// The firmware takes no more variables.
+    /// The firmware accepts no more variables.
     pub fn fill_firmware(&self) {
         self.firmware().is_full = true;
     }
 
-    /// What the firmware asks the boot loader for, and how often that was written.
+    /// The entry that the firmware will make the boot loader start once, and the number of times that it was
+    /// written.
     pub fn one_start(&self) -> (Option<String>, usize) {
         let firmware = self.firmware();
         (firmware.one_start.clone(), firmware.sets)
     }
 
-    /// Where the disk has a partition.
+    /// The path on the disk that represents a partition.
     pub fn device(device: &Path) -> PathBuf {
         device.strip_prefix("/").unwrap_or(device).to_owned()
     }

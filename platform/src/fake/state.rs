@@ -1,7 +1,8 @@
-//! A board with a state partition in memory: what a file system on it is like, and what the tools for it would do.
+//! A board with a state partition in memory: the condition of its file system, and the effects of the tools
+//! for it.
 //!
-//! What always holds: what the partition holds is a fake disk of its own, lost when a file system is made; an act that a power cut falls
-//! into was not begun, half done, or done and not reported, as [`Torn`] says.
+//! Always holds: the content of the partition is a fake disk of its own, lost when a file system is
+//! made; an act during a power cut was not begun, half done, or done and not reported, as [`Torn`] says.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use super::disk::{FakeDisk, Loss};
 use crate::files::DurableFiles;
 use crate::state::{Check, StateBoard};
 
-/// Where mkfs puts the first copy of the superblock, with blocks of 1024 bytes.
+/// The place of the first copy of the superblock after mkfs, with blocks of 1024 bytes.
 const COPY: (u32, u32) = (8193, 1024);
 const COPY_PLACE: u64 = 8192 * 1024;
 
@@ -23,21 +24,21 @@ const COPY_PLACE: u64 = 8192 * 1024;
 pub struct Medium {
     /// The first superblock is there.
     pub has_superblock: bool,
-    /// Its copies are.
+    /// The copies of the superblock are intact.
     pub has_copies: bool,
-    /// 0: none; 1: corrected at each start; 2: repaired; 3: beyond repair, and cannot be mounted.
+    /// 0: none; 1: corrected at each start; 2: repairable; 3: beyond repair, and cannot be mounted.
     pub damage: u8,
-    /// All the same, it can be mounted for reading.
+    /// It can be mounted for reading in spite of its damage.
     pub reads_when_damaged: bool,
-    /// The place that cannot be read, and how often reading it fails.
+    /// The place that cannot be read, and how many reads of it fail.
     pub unreadable: Option<(u64, u32)>,
-    /// The disk takes no writes.
+    /// The disk cannot be written.
     pub is_read_only: bool,
-    /// Checks reach their time limit.
+    /// Checks exceed their time limit.
     pub is_slow: bool,
-    /// Its size.
+    /// Size of the partition.
     pub bytes: u64,
-    /// What the disk has behind it.
+    /// Free bytes of the disk behind the partition.
     pub bytes_behind: u64,
 }
 
@@ -59,27 +60,27 @@ impl Medium {
         Self { has_superblock: false, has_copies: false, bytes_behind: 4 << 30, ..Self::WHOLE };
 }
 
-/// The effect of a power cut on the act that it falls into.
+/// The effect of a power cut on the act in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Torn {
-    /// It had not begun.
+    /// It was not begun.
     Nothing,
-    /// The worst that it can leave.
+    /// It was interrupted, with the worst possible result.
     Half,
-    /// It was done, and nobody knew.
+    /// It was done, but not reported.
     Whole,
 }
 
-/// What is on `/var`.
+/// The file system that is mounted on `/var`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Var {
-    /// Nothing.
+    /// None.
     Empty,
     /// The partition.
     Disk,
-    /// The partition, only for reading.
+    /// The partition, read-only.
     DiskToRead,
-    /// Memory.
+    /// A file system in memory.
     Memory,
 }
 
@@ -102,7 +103,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// Whether an act that writes has an effect, and which; and whether it is reported.
+    /// Decides how much effect a writing act has, and whether it is reported.
     fn begin(&mut self) -> (Torn, bool) {
         let number = self.acts;
         self.acts += 1;
@@ -129,7 +130,7 @@ impl Inner {
         self.trace.push(act.to_owned());
     }
 
-    /// A check of what can be seen, whose repair needs no more than this damage.
+    /// The result of a check that can repair this much damage.
     fn check(&mut self, repairs: u8) -> Check {
         if self.medium.is_slow && !self.is_off {
             return None;
@@ -175,7 +176,7 @@ fn io<T>(is_well: bool, value: T) -> io::Result<T> {
 }
 
 impl FakeState {
-    /// With this partition.
+    /// A board with this partition.
     pub fn new(medium: Medium) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             medium,
@@ -195,23 +196,24 @@ impl FakeState {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the partition holds below `/var/etc`.
+    /// The files on the partition below `/var/etc`.
     pub fn content(&self) -> FakeDisk {
         self.inner().content.clone()
     }
 
-    /// After so many more acts that write, the power goes during the next one.
+    /// Cuts the power during the writing act after this many more.
     pub fn cut_power_after(&self, acts: u64, torn: Torn) {
         let mut inner = self.inner();
         inner.cut = Some((inner.acts + acts, torn));
     }
 
-    /// Whether the power is off: everything fails until `reboot`.
+    /// True if the power is off: everything fails until `reboot`.
     pub fn is_off(&self) -> bool {
         self.inner().is_off
     }
 
-    /// Another boot: nothing is mounted. The partition is as it was left; what its files lost is the caller's to choose before.
+    /// Boots again: nothing is mounted. The partition stays as it is; the caller decides beforehand what its
+    /// files lose.
     pub fn reboot(&self) {
         let mut inner = self.inner();
         (inner.is_off, inner.cut, inner.var, inner.machine_id) = (false, None, Var::Empty, None);
@@ -221,7 +223,7 @@ impl FakeState {
         inner.trace.clear();
     }
 
-    /// What is on `/var`.
+    /// The file system on `/var`.
     pub fn var(&self) -> Var {
         self.inner().var
     }
@@ -231,7 +233,7 @@ impl FakeState {
         self.inner().machine_id.clone()
     }
 
-    /// The calls since the boot, but for what is said, in few words.
+    /// The calls since the boot in short form, without messages.
     pub fn trace(&self) -> String {
         self.inner().trace.join(" ")
     }
@@ -314,7 +316,7 @@ impl StateBoard for FakeState {
         let mut inner = self.inner();
         inner.tell("grow");
         let (effect, is_reported) = inner.begin();
-        // the other copy of the partition table holds until the first is whole
+        // until the first copy of the partition table is complete, the other one is used
         if effect == Torn::Whole {
             inner.medium.bytes += inner.medium.bytes_behind;
             inner.medium.bytes_behind = 0;
@@ -331,7 +333,7 @@ impl StateBoard for FakeState {
         let (effect, is_reported) = inner.begin();
         let (has_superblock, has_copies, damage) = match effect {
             Torn::Nothing => return io(false, ()),
-            // a superblock over tables that are not there
+            // a superblock without the tables that it refers to
             Torn::Half => (true, false, 3),
             Torn::Whole => (true, true, 0),
         };

@@ -1,11 +1,13 @@
-//! A layer's archive becomes files, in the directory that is this process's root.
+//! Unpacks a layer's archive into files, in the directory that is this process's root.
 //!
-//! Always holds: no path has `..`; what is replaced is removed first, so nothing is written through a link that the archive
-//! made; entries, bytes read and bytes written are limited, and so is every name and attribute before it is held in memory.
-//! Removals (`.wh.NAME`, `.wh..wh..opq`) are carried out on what is visible: overlayfs turns them into whiteouts of the layer.
+//! Always holds: no path has `..`; an existing path is removed before it is replaced, so no write goes
+//! through a link that the archive made; entries, bytes read and bytes written are limited, and so is every
+//! name and attribute before it is held in memory. Removals (`.wh.NAME`, `.wh..wh..opq`) are applied to the
+//! visible files: overlayfs turns them into whiteouts of the layer.
 //!
-//! The tar crate is used as a parser of headers only: of extended headers it cuts a value at a line feed, and has no limit for
-//! their length. Leaves to others: confinement (`confine`), which is why this may resolve paths as the kernel does.
+//! The tar crate is only used to parse headers: in extended headers it cuts a value at a line feed, and has
+//! no limit for their length. Leaves to others: confinement (`confine`), because of which this may resolve
+//! paths as the kernel does.
 
 use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
@@ -33,25 +35,27 @@ use super::confine::set_attribute;
 const MAX_PATH_BYTES: u64 = 4096;
 /// Longest extended header: a path, a target, and attributes of 64 KiB each.
 const MAX_EXTENSION_BYTES: u64 = 1 << 20;
-/// Most directories above a file, links resolved. Images have some 20; each level is a descriptor of whatever walks the tree.
+/// Most directories above a file, links resolved. Images have some 20; each level is a descriptor of whatever
+/// walks the tree.
 const MAX_DEPTH: usize = 128;
-/// What an entry costs on a disk besides its content: an inode, its name.
+/// Bytes that an entry costs on a disk besides its content: an inode, its name.
 const ENTRY_BYTES: u64 = 512;
-/// Space is given out in blocks of this size.
+/// Space is allocated in blocks of this size.
 const BLOCK_BYTES: u64 = 4096;
 /// Most characters of a path in an error.
 const SHOWN_CHARS: usize = 300;
 /// Bytes copied at a time.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// Largest window of zstd that is read, which is memory: the strongest levels without `--long` use 8 MiB, `--ultra -22` 128.
+/// Largest accepted window of zstd, which takes as much memory: the strongest levels without `--long` use 8
+/// MiB, `--ultra -22` 128.
 const MAX_WINDOW_BYTES: u64 = 64 << 20;
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Notes of an older storage driver, without meaning.
+/// Prefix of the notes of an older storage driver, which have no meaning here.
 const OTHER_NOTES: &[u8] = b".wh..wh.";
 
-/// How the archive is packed.
+/// The compression of the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     Plain,
@@ -70,28 +74,28 @@ impl Packing {
     }
 }
 
-/// The most that one layer may come to.
+/// The most entries and bytes that one layer may have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) entries: u64,
     pub(super) bytes: u64,
 }
 
-/// Whose fault it is that an archive is not unpacked.
+/// The party at fault when an archive cannot be unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Blame {
-    /// It is not what an archive of a layer is.
+    /// It is not a valid archive of a layer.
     Archive,
-    /// It has more entries than it may.
+    /// It has more entries than allowed.
     Entries,
-    /// It takes more bytes than it may.
+    /// It takes more bytes than allowed.
     Bytes,
-    /// There is no room, or the disk failed.
+    /// The disk is full or failed.
     Disk,
 }
 
-/// Why an archive is not unpacked.
+/// The reason why an archive is not unpacked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Refusal {
     pub(super) blame: Blame,
@@ -103,7 +107,7 @@ impl Refusal {
         Self { blame, why: why.into() }
     }
 
-    /// The same, of this entry.
+    /// Adds the entry to the reason.
     fn at(self, place: &dyn fmt::Display) -> Self {
         Self { why: format!("{place}: {}", self.why), ..self }
     }
@@ -127,7 +131,7 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// Readers of archives put errors into errors.
+/// The party at fault, also for an error that a reader has wrapped in other errors.
 fn blame(error: &io::Error) -> Blame {
     let mut cause: &(dyn Error + 'static) = error;
     loop {
@@ -149,12 +153,12 @@ fn blame(error: &io::Error) -> Blame {
     }
 }
 
-/// What the kernel says of any archive when a disk is full or broken.
+/// True for errors that the kernel returns for any archive when a disk is full or broken.
 fn is_of_disk(errno: Errno) -> bool {
     matches!(errno, Errno::ENOSPC | Errno::EDQUOT | Errno::EIO | Errno::EROFS)
 }
 
-/// The archive unpacks without end.
+/// The archive unpacks to more bytes than allowed.
 #[derive(Debug)]
 struct TooManyBytes;
 
@@ -166,27 +170,27 @@ impl fmt::Display for TooManyBytes {
 
 impl Error for TooManyBytes {}
 
-/// What a layer came to.
+/// The size and digest of an unpacked layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Applied {
     /// The digest of the unpacked archive.
     pub(super) diff: String,
     pub(super) entries: u64,
-    /// On disk, about.
+    /// Bytes on the disk, approximately.
     pub(super) bytes: u64,
 }
 
 /// Unpacks an archive into `/`.
 ///
 /// # Errors
-/// What is wrong with it, at which entry; what was made stays.
+/// The fault, and the entry where it occurred; files made so far stay.
 pub(super) fn apply(source: impl Read, packing: Packing, bounds: Bounds) -> Result<Applied, Refusal> {
     let limited = |packed: &mut dyn Read| -> Result<Applied, Refusal> {
         let mut counted = Counted { source: packed, hash: Sha256::new(), left: bounds.bytes };
         let mut layer = Layer::new(bounds);
         let mut archive = Archive::new(&mut counted);
         layer.unpack(&mut archive)?;
-        // what follows the archive's end belongs to its digest
+        // bytes after the archive's end are part of its digest
         drain(&mut counted).map_err(|error| Refusal::from(error).at(&"after the last entry"))?;
         let diff = hex(&counted.hash.finalize());
         Ok(Applied { diff, entries: layer.entries, bytes: bounds.bytes - layer.bytes_left })
@@ -200,7 +204,7 @@ pub(super) fn apply(source: impl Read, packing: Packing, bounds: Bounds) -> Resu
     }
 }
 
-/// A path for an error, which has to leave room for the reason, and commands nobody's terminal.
+/// A path for an error, which must leave room for the reason, and must not control anybody's terminal.
 fn shown(path: &Path) -> String {
     let mut text = String::new();
     // a longer one is cut anyway
@@ -222,7 +226,7 @@ fn drain(source: &mut dyn Read) -> io::Result<()> {
     Ok(())
 }
 
-/// Counts bytes and their digest, up to a limit: an archive that unpacks without end ends here.
+/// Counts bytes and their digest, up to a limit, so that an archive which unpacks endlessly is stopped.
 struct Counted<'a> {
     source: &'a mut dyn Read,
     hash: Sha256,
@@ -298,7 +302,7 @@ impl<R: io::BufRead> Read for ZstdFrames<R> {
     }
 }
 
-/// What extended headers say about the entry that follows them.
+/// The facts from extended headers about the entry that follows them.
 #[derive(Default)]
 struct Extensions {
     path: Option<Vec<u8>>,
@@ -309,7 +313,7 @@ struct Extensions {
     attributes: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// One entry, as it will be made.
+/// One file system entry to be made.
 struct Node {
     path: PathBuf,
     kind: EntryType,
@@ -327,12 +331,14 @@ struct Layer {
     entries_most: u64,
     entries: u64,
     bytes_left: u64,
-    /// Paths of this layer by keyed digests (8 bytes each): an opaque directory keeps what this very layer put into it.
+    /// Paths of this layer as keyed digests (8 bytes each): an opaque directory keeps the files that this
+    /// very layer put into it.
     made: HashSet<u64>,
     key: RandomState,
-    /// Directories, whose times change while they are filled.
+    /// Directories, to be given their modes and times at the end, because filling them changes their times.
     directories: Vec<(PathBuf, u32, i64)>,
-    /// The directory whose depth was looked at last, while nothing was made that could lead elsewhere.
+    /// The directory whose depth was checked last, as long as nothing was made since that could change where
+    /// its path leads.
     shallow: PathBuf,
 }
 
@@ -397,7 +403,7 @@ impl Layer {
         if node.kind.is_hard_link() { Ok(()) } else { self.describe(&node) }
     }
 
-    /// Puts the thing itself in place, without owner, mode and time.
+    /// Makes the entry itself, without owner, mode and time.
     fn place(&mut self, node: &Node, content: &mut dyn Read) -> Result<(), Refusal> {
         let path = &node.path;
         let found = fs::symlink_metadata(path).ok();
@@ -444,7 +450,7 @@ impl Layer {
         Ok(())
     }
 
-    /// Counts whatever costs an inode.
+    /// Counts an entry that needs an inode.
     fn take_entry(&mut self) -> Result<(), Refusal> {
         self.entries += 1;
         if self.entries > self.entries_most {
@@ -454,7 +460,7 @@ impl Layer {
         Ok(())
     }
 
-    /// Counts the blocks that so many bytes fill.
+    /// Counts the blocks that this many bytes fill.
     fn take_blocks(&mut self, bytes: u64) -> Result<(), Refusal> {
         self.take_bytes(bytes.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES))
     }
@@ -466,17 +472,19 @@ impl Layer {
         Ok(())
     }
 
-    /// Owner, attributes, mode and time. The owner first: it takes set-user-ID bits and capabilities away.
+    /// Sets owner, attributes, mode and time. The owner comes first, because setting it removes set-user-ID
+    /// bits and capabilities.
     fn describe(&mut self, node: &Node) -> Result<(), Refusal> {
         lchown(&node.path, Some(node.user), Some(node.group))?;
         for (name, value) in &node.attributes {
             let shown = String::from_utf8_lossy(name).escape_debug().take(SHOWN_CHARS).collect::<String>();
             let name = CString::new(name.as_slice()).map_err(|_| format!("attribute {shown}: it has NUL"))?;
             match set_attribute(&node.path, &name, value) {
-                // a file system or a kind of file without them
+                // a file system or a kind of file that has no attributes
                 Err(error)
                     if matches!(error.raw_os_error(), Some(nix::libc::EOPNOTSUPP | nix::libc::EPERM)) => {}
-                // one that is too large for this file system is the archive's fault, though the kernel says that there is no room
+                // an attribute that is too large for this file system is the archive's fault, although the
+                // kernel reports a lack of space
                 Err(error) => {
                     return Err(format!("attribute {shown} of {} bytes: {error}", value.len()).into());
                 }
@@ -506,7 +514,7 @@ impl Layer {
         Ok(())
     }
 
-    /// Makes the directories above an entry that the archive does not list; each costs what a listed one does.
+    /// Makes directories above an entry that the archive does not list; each costs as much as a listed one.
     fn make_parents(&mut self, parent: &Path) -> Result<(), Refusal> {
         if fs::metadata(parent).is_ok_and(|found| found.is_dir()) {
             return Ok(());
@@ -528,7 +536,8 @@ impl Layer {
         Ok(())
     }
 
-    /// Whether one more level may be made in a directory: what counts is where it really is, whatever links lead to it.
+    /// Checks that one more level may be made in a directory: its real depth counts, whatever links lead to
+    /// it.
     fn check_depth(&mut self, directory: &Path) -> Result<(), Refusal> {
         if directory == self.shallow {
             return Ok(());
@@ -542,10 +551,10 @@ impl Layer {
         Ok(())
     }
 
-    /// Removes a tree or a file; that it is missing is fine. Here by a walk that holds a descriptor for each level: overlayfs
-    /// refuses to rename a directory of a layer below, and no tree has more than [`MAX_DEPTH`] levels.
+    /// Removes a tree or a file; it may be missing. It walks with a descriptor for each level: overlayfs
+    /// refuses to rename a directory of a lower layer, and no tree has more than [`MAX_DEPTH`] levels.
     fn remove(&mut self, path: &Path) -> io::Result<()> {
-        // a link may take its place
+        // a link may replace it
         self.shallow.clear();
         let removed = match fs::symlink_metadata(path) {
             Ok(found) if found.is_dir() => fs::remove_dir_all(path),
@@ -566,7 +575,7 @@ impl Layer {
         self.made.contains(&self.key.hash_one(path))
     }
 
-    /// Removes what lower layers have in a directory, and keeps what this one put there.
+    /// Removes a directory's content from lower layers, and keeps the files of this layer.
     fn empty(&mut self, directory: &Path) -> io::Result<()> {
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
@@ -600,13 +609,14 @@ fn make_device(node: &Node) -> Result<(), Refusal> {
 fn set_time(path: &Path, mtime: i64) -> io::Result<()> {
     let time = TimeSpec::new(mtime as _, 0);
     match utimensat(AT_FDCWD, path, &time, &time, UtimensatFlags::NoFollowSymlink) {
-        // a time that this file system cannot keep matters to nobody
+        // a time that this file system cannot store is ignored
         Ok(()) | Err(Errno::EINVAL) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// A path of the archive below `/`: components without `.`; `..` is refused. Also whether anything is left of it.
+/// A path of the archive below `/`: components without `.`; `..` is refused. Also returns true if any
+/// component is left.
 fn inside(path: &[u8]) -> Result<(bool, PathBuf), String> {
     let mut found = PathBuf::from("/");
     for component in Path::new(OsStr::from_bytes(path)).components() {
@@ -621,7 +631,7 @@ fn inside(path: &[u8]) -> Result<(bool, PathBuf), String> {
     Ok((found.as_os_str().len() > 1, found))
 }
 
-/// The entry itself, once its extended headers were read. `None`: it makes nothing.
+/// The entry itself, after its extended headers were read. `None` if it makes nothing.
 fn node_of<R: Read>(entry: &Entry<'_, R>, extensions: Extensions) -> Result<Option<Node>, String> {
     let header = entry.header();
     let kind = header.entry_type();
@@ -640,12 +650,13 @@ fn node_of<R: Read>(entry: &Entry<'_, R>, extensions: Extensions) -> Result<Opti
     let number = |name: &str, read: io::Result<u64>| read.map_err(|error| format!("{name}: {error}"));
     let id = |name: &str, extended: Option<u64>, read: io::Result<u64>| {
         let value = extended.map_or_else(|| number(name, read), Ok)?;
-        // the last one means "as it is" to the kernel, and the file would stay root's
+        // the highest value means "unchanged" to the kernel, and the file would stay root's
         let id = u32::try_from(value).ok().filter(|id| *id != u32::MAX);
         id.ok_or_else(|| format!("{name} is {value}, expected less than {}", u32::MAX))
     };
     let size = number("size", header.entry_size())?;
-    // what others take for this file's content would be entries here: one image to who looks at it, another one to run
+    // with another size, other readers would take these entries for the file's content: an image that looks
+    // different to a scanner than to a runtime
     if let Some(other) = extensions.size.filter(|other| *other != size) {
         return Err(format!("its header says {size} bytes, its extended header {other}"));
     }
@@ -672,7 +683,7 @@ fn device_of(header: &Header) -> (u64, u64) {
 }
 
 impl Extensions {
-    /// Reads this entry if it is an extended header. False: it is of another kind.
+    /// Reads this entry if it is an extended header. Returns false for other entries.
     fn take_from<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<bool, Refusal> {
         let kind = entry.header().entry_type();
         if kind.is_gnu_longname() {
@@ -688,7 +699,8 @@ impl Extensions {
         Ok(true)
     }
 
-    /// Records of `LENGTH KEY=VALUE\n`; the length counts all of that, and the value may hold any byte.
+    /// Parses records of `LENGTH KEY=VALUE\n`; the length counts all of that, and the value may contain any
+    /// byte.
     fn add_records(&mut self, mut bytes: &[u8]) -> Result<(), String> {
         let wrong = || "its extended header is malformed".to_owned();
         while !bytes.is_empty() {
@@ -716,7 +728,8 @@ impl Extensions {
             b"linkpath" => self.target = Some(path_of(value)?),
             b"uid" => self.user = Some(checked("uid")?),
             b"gid" => self.group = Some(checked("gid")?),
-            // 8 GiB is the most that fits into the header itself, and too much for one file of an image on a device
+            // 8 GiB is the most that fits into the header itself, and too much for one file of an image on a
+            // device
             b"size" if checked("size")? >= 1 << 33 => return Err("a file of 8 GiB or more".to_owned()),
             b"size" => self.size = Some(checked("size")?),
             _ if key.starts_with(b"GNU.sparse.") => {
@@ -733,8 +746,8 @@ impl Extensions {
     }
 }
 
-/// The attributes that a layer may set. Not `trusted.`, by which overlayfs itself keeps notes, nor labels of this host's
-/// security modules.
+/// The attributes that a layer may set. Excluded are `trusted.`, which overlayfs itself uses, and the labels
+/// of this host's security modules.
 fn is_kept(name: &[u8]) -> bool {
     name.starts_with(b"user.") || name == b"security.capability" || name.starts_with(b"system.posix_acl_")
 }
@@ -788,7 +801,7 @@ mod tests {
             let mut text = String::new();
             ZstdFrames::new(&frame(window)[..]).read_to_string(&mut text).map(|_| text)
         };
-        // the exponent less 10, in the upper five bits
+        // the exponent minus 10, in the upper five bits
         assert_eq!(read((26 - 10) << 3).unwrap(), "abc");
         assert!(read((27 - 10) << 3).is_err());
     }

@@ -1,10 +1,10 @@
 //! Blobs: files whose names are the digests of their bytes.
 //!
-//! Always holds: bytes go to `HEX.part` and count while they arrive; the name is given after size and digest were compared and
-//! the bytes are durable; a part that was cut off is continued where it ends, after what is there was read again. No part grows
-//! beyond the size that was promised. Two writers of one blob wait for each other. What lies in the place of a blob or its part and is
-//! no file is removed.
-//! Leaves to others: where bytes come from, and whether there is room for them.
+//! Always holds: bytes are written to `HEX.part` and counted as they arrive; the part is renamed after its
+//! size and digest were checked and its bytes are durable; an interrupted part is continued at its end, after
+//! its bytes were read again. No part grows beyond the promised size. Two writers of one blob exclude each
+//! other. Anything else than a file in the place of a blob or its part is removed. Leaves to others: the
+//! source of the bytes, and whether there is room for them.
 
 use std::error::Error;
 use std::fmt;
@@ -19,21 +19,21 @@ use sha2::{Digest, Sha256};
 use super::{BlobName, sync_directory};
 use crate::trees;
 
-/// Bytes read at a time while a part is read again.
+/// Bytes per read while a part is read again.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// The end of the name of a part.
+/// The suffix of a part's name.
 const PART: &str = ".part";
 
-/// Why a blob is not there.
+/// The reason why a blob could not be stored.
 #[derive(Debug)]
 pub enum BlobError {
-    /// Another writer has it; try again later.
+    /// Another writer is writing it; try again later.
     Busy { name: BlobName },
-    /// The bytes are others than the name says; they were removed.
+    /// The bytes do not match the digest in the name; they were removed.
     Differs { name: BlobName, found: String },
-    /// More bytes came than were promised; the part was emptied.
+    /// More bytes arrived than were promised; the part was emptied.
     TooLong { name: BlobName, expected: u64 },
-    /// Fewer bytes came; the part is kept and can be continued.
+    /// Fewer bytes arrived; the part is kept and can be continued.
     Short { name: BlobName, expected: u64, found: u64 },
     /// The disk is full; the part is kept.
     NoSpace { name: BlobName },
@@ -91,13 +91,13 @@ impl Blobs {
         self.directory.join(format!("{name}{PART}"))
     }
 
-    /// Whether the blob is there, with this size.
+    /// True if the blob exists with this size.
     #[must_use]
     pub fn has(&self, name: &BlobName, size: u64) -> bool {
         fs::symlink_metadata(self.path(name)).is_ok_and(|found| found.is_file() && found.len() == size)
     }
 
-    /// How many bytes of a blob are there, whole or in part.
+    /// The number of bytes that exist of a blob, complete or in part.
     #[must_use]
     pub fn have(&self, name: &BlobName, size: u64) -> u64 {
         if self.has(name, size) {
@@ -106,15 +106,15 @@ impl Blobs {
         fs::symlink_metadata(self.part_path(name)).map_or(0, |found| found.len().min(size))
     }
 
-    /// The same of one whose size is not known.
+    /// The same for a blob whose size is unknown.
     #[must_use]
     pub fn bytes(&self, name: &BlobName) -> u64 {
         let length = |path: PathBuf| fs::symlink_metadata(path).map(|found| found.len());
         length(self.path(name)).or_else(|_| length(self.part_path(name))).unwrap_or(0)
     }
 
-    /// Reads a blob once more, and removes it if its bytes are others than its name says: a flash block went bad. Whether it was
-    /// good.
+    /// Reads a blob once more, and removes it if its bytes do not match its name: a flash block went bad.
+    /// Returns true if it was good.
     ///
     /// # Errors
     /// It cannot be read.
@@ -138,10 +138,10 @@ impl Blobs {
         Ok(false)
     }
 
-    /// A blob of at most `limit` bytes, compared with its name once more.
+    /// Reads a blob of at most `limit` bytes and checks its digest once more.
     ///
     /// # Errors
-    /// It is missing, too long, or has other bytes than its name says: then it was removed.
+    /// It is missing, too long, or does not match its name: then it was removed.
     pub fn read(&self, name: &BlobName, limit: usize) -> Result<Vec<u8>, BlobError> {
         let path = self.path(name);
         let mut bytes = Vec::new();
@@ -150,17 +150,17 @@ impl Blobs {
         read.map_err(|source| BlobError::Io { operation: "read", path: path.clone(), source })?;
         let found = hex(&Sha256::digest(&bytes));
         if bytes.len() > limit || found != name.as_str() {
-            // it cannot be trusted any more: a flash block went bad
+            // the flash may have gone bad, so the blob cannot be used any more
             let _ = fs::remove_file(&path);
             return Err(BlobError::Differs { name: name.clone(), found });
         }
         Ok(bytes)
     }
 
-    /// Opens a blob to be unpacked; its unpacked bytes have a digest of their own.
+    /// Opens a blob to unpack it; the unpacked bytes have a digest of their own.
     ///
     /// # Errors
-    /// It is missing or no file.
+    /// It is missing or not a file.
     pub fn open(&self, name: &BlobName) -> Result<File, BlobError> {
         let path = self.path(name);
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
@@ -168,10 +168,10 @@ impl Blobs {
         file.map_err(|source| BlobError::Io { operation: "open", path, source })
     }
 
-    /// Begins a blob, or continues where an earlier writer ended. `None`: it is there.
+    /// Begins a blob, or continues one where an earlier writer stopped. `None` if it is complete.
     ///
     /// # Errors
-    /// Another writer has it, or the disk failed.
+    /// Another writer has its lock, or the disk failed.
     pub fn part(&self, name: &BlobName, size: u64) -> Result<Option<Part>, BlobError> {
         let path = self.part_path(name);
         let failed = |operation, source| BlobError::Io { operation, path: path.clone(), source };
@@ -196,7 +196,7 @@ impl Blobs {
                 Err(TryLockError::WouldBlock) => return Err(BlobError::Busy { name: name.clone() }),
                 Err(TryLockError::Error(source)) => return Err(failed("lock", source)),
             }
-            // the one that held the lock may have renamed or removed what was opened here
+            // the previous holder of the lock may have renamed or removed the opened file
             if is_still(&file, &path) {
                 let mut part = Part {
                     file,
@@ -216,7 +216,7 @@ impl Blobs {
     /// Writes a small blob that is in memory.
     ///
     /// # Errors
-    /// As with a part.
+    /// As for [`Part::append`] and [`Part::finish`].
     pub fn put(&self, name: &BlobName, bytes: &[u8]) -> Result<(), BlobError> {
         let Some(mut part) = self.part(name, bytes.len() as u64)? else { return Ok(()) };
         part.restart()?;
@@ -224,12 +224,12 @@ impl Blobs {
         part.finish()
     }
 
-    /// Removes a blob and its part; that they are missing is fine. A blob that another pull is writing stays.
+    /// Removes a blob and its part; both may be missing. A blob that another pull is writing is left alone.
     ///
     /// # Errors
     /// The disk failed.
     pub fn remove(&self, name: &BlobName) -> Result<(), BlobError> {
-        // a pipe in its place would wait for a writer
+        // opening a pipe in its place would wait for a writer
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
         let part = OpenOptions::new().read(true).custom_flags(flags).open(self.part_path(name));
         if part.as_ref().is_ok_and(|part| matches!(part.try_lock(), Err(TryLockError::WouldBlock))) {
@@ -243,7 +243,7 @@ impl Blobs {
         Ok(())
     }
 
-    /// The blobs there are, whole or in part.
+    /// The existing blobs, complete or in part.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -260,7 +260,7 @@ impl Blobs {
     }
 }
 
-/// Removes a directory, link, pipe or device from a path; a file stays, for it may be continued.
+/// Removes a directory, link, pipe or device from a path; a file stays, because it may be continued.
 fn make_room(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if !found.is_file() => trees::remove(path),
@@ -273,7 +273,7 @@ fn is_still(file: &File, path: &Path) -> bool {
     (opened.dev(), opened.ino()) == (named.dev(), named.ino())
 }
 
-/// A blob that is being written. Dropped, it stays and can be continued.
+/// A blob that is being written. When it is dropped, the part stays and can be continued.
 #[derive(Debug)]
 pub struct Part {
     file: File,
@@ -286,13 +286,14 @@ pub struct Part {
 }
 
 impl Part {
-    /// How many bytes there are.
+    /// The number of bytes so far.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Reads what an earlier writer left, to go on counting its digest. One that is too long is begun anew.
+    /// Reads the bytes of an earlier writer, to continue the digest. If there are too many, the part is begun
+    /// anew.
     fn read_again(&mut self) -> Result<(), BlobError> {
         let mut buffer = vec![0; CHUNK_BYTES];
         self.file.seek(SeekFrom::Start(0)).map_err(|source| self.failed("seek in", source))?;
@@ -327,14 +328,14 @@ impl Part {
     /// Adds bytes.
     ///
     /// # Errors
-    /// They are more than were promised, or the disk is full or failed.
+    /// They exceed the promised size, or the disk is full or failed.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), BlobError> {
         if bytes.len() as u64 > self.size - self.length {
             self.restart()?;
             return Err(BlobError::TooLong { name: self.name.clone(), expected: self.size });
         }
         self.file.write_all(bytes).map_err(|source| {
-            // how much of it was written is unknown: the next writer reads it again
+            // it is unknown how much of it was written: the next writer reads it again
             self.failed("write", source)
         })?;
         self.hash.update(bytes);
@@ -342,10 +343,10 @@ impl Part {
         Ok(())
     }
 
-    /// Compares, makes durable, gives the name.
+    /// Checks size and digest, makes the bytes durable, and renames the part.
     ///
     /// # Errors
-    /// The bytes are too few, or others than the name says, or the disk failed.
+    /// The bytes are too few, or do not match the name, or the disk failed.
     pub fn finish(self) -> Result<(), BlobError> {
         if self.length != self.size {
             return Err(BlobError::Short { name: self.name, expected: self.size, found: self.length });
@@ -398,7 +399,7 @@ mod tests {
         blobs.part(&name(CONTENT), CONTENT.len() as u64).unwrap().unwrap()
     }
 
-    /// As a damaged disk, or somebody's hand, has left them.
+    /// A damaged disk, or a person, may have left them there.
     #[test]
     fn blob_is_written_whatever_lies_in_its_place() {
         type Spoil = fn(&Path);
@@ -459,7 +460,7 @@ mod tests {
         assert!(matches!(long.append(&[0; 100]), Err(BlobError::TooLong { .. })));
         drop(long);
         assert!(!blobs.has(&name(CONTENT), CONTENT.len() as u64));
-        // what a power cut can leave at the end of a file: the size without the bytes, or more than was promised
+        // a power cut can leave the size without the bytes at the end of a file, or more than was promised
         fs::write(blobs.part_path(&name(CONTENT)), [0; 100]).unwrap();
         assert_eq!(begun(&blobs).length(), 0);
     }
@@ -471,7 +472,7 @@ mod tests {
         let mut part = begun(&blobs);
         let busy = blobs.part(&name(CONTENT), CONTENT.len() as u64);
         assert!(matches!(busy, Err(BlobError::Busy { .. })));
-        // nor does another pull that ends take it away
+        // nor does the cleanup of another pull remove it
         blobs.remove(&name(CONTENT)).unwrap();
         part.append(CONTENT).unwrap();
         assert_eq!(blobs.have(&name(CONTENT), 1000), CONTENT.len() as u64);

@@ -1,7 +1,8 @@
-//! `kedge unpack`: the process that reads a stranger's archive, and what passes between it and the one that started it.
+//! `kedge unpack`: the process that reads a stranger's archive, and the messages between it and its parent.
 //!
-//! Always holds: it is confined to its working directory before it reads the first byte; the archive is its standard input;
-//! it prints one line: what was unpacked, or, with exit code 1, why not and whose fault that is; why not is also its error.
+//! Always holds: it is confined to its working directory before it reads the first byte; the archive is its
+//! standard input; it prints one line: the result, or, with exit code 1, the refusal with the party at fault,
+//! whose text is also its error.
 
 use std::fmt;
 use std::io;
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::apply::{self, Bounds, Packing, Refusal};
 use super::confine;
 
-/// What the process is started with.
+/// The arguments of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnpackArguments {
     packing: Packing,
@@ -21,10 +22,11 @@ pub struct UnpackArguments {
 }
 
 impl UnpackArguments {
-    /// Reads the words that follow the command: packing, most entries, most bytes, most seconds of processor time.
+    /// Reads the words that follow the command: packing, most entries, most bytes, most seconds of processor
+    /// time.
     ///
     /// # Errors
-    /// They are others.
+    /// The words are not of this form.
     pub fn parse(words: &[&str]) -> Result<Self, String> {
         let wrong = || format!("unpack {}: expected plain|gzip|zstd ENTRIES BYTES SECONDS", words.join(" "));
         let [packing, entries, bytes, cpu_secs] = words else { return Err(wrong()) };
@@ -44,7 +46,7 @@ impl fmt::Display for UnpackArguments {
     }
 }
 
-/// What it prints when it is done.
+/// The line that it prints on success.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Unpacked {
     pub(super) diff: String,
@@ -52,16 +54,16 @@ pub(super) struct Unpacked {
     pub(super) bytes: u64,
 }
 
-/// What it prints when it is not, beside the error.
+/// The line that it prints on failure, beside the error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Refused {
     pub(super) refused: Refusal,
 }
 
-/// Unpacks standard input into the working directory; `print` takes the line that says what came of it.
+/// Unpacks standard input into the working directory; `print` receives the line with the result.
 ///
 /// # Errors
-/// Why it is not unpacked. What was written so far stays.
+/// The reason why it is not unpacked. Files written so far stay.
 pub fn unpack_child(arguments: &UnpackArguments, print: &dyn Fn(String)) -> Result<(), String> {
     let input = io::stdin().lock();
     confine::confine(arguments.cpu_secs)

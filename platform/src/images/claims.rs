@@ -1,10 +1,11 @@
-//! What running pulls use, by name: how a removal goes on beside them.
+//! The names that running pulls use, so that a removal can run at the same time.
 //!
-//! Always holds: a claim is a locked file with one name in each line, so it ends with its value and with its process, and one that
-//! nobody locks any more counts for nothing. Claims are made and extended under [`ImageFiles::hold_shared`], and read under
-//! [`ImageFiles::hold_alone`]: a removal sees each of them wholly or before it uses anything.
+//! Always holds: a claim is a locked file with one name in each line, so it ends with its value and with its
+//! process, and an unlocked file does not count. Claims are made and extended under
+//! [`ImageFiles::hold_shared`], and read under [`ImageFiles::hold_alone`]: so a removal sees the names of a
+//! pull before the pull uses them.
 //!
-//! Leaves to others: what the names are of.
+//! Leaves to others: the meaning of the names.
 //!
 //! [`ImageFiles::hold_shared`]: super::ImageFiles::hold_shared
 //! [`ImageFiles::hold_alone`]: super::ImageFiles::hold_alone
@@ -19,13 +20,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::linux::read_up_to;
 use crate::{linux, trees};
 
-/// Longest claim: 127 layers, a blob and a chain of 65 bytes for each, and the config; more is unknown, not nothing.
+/// Longest claim: 127 layers, a blob and a chain of 65 bytes for each, and the config; a longer one is an
+/// error, and does not count as empty.
 const CLAIM_BYTES: usize = 64 * 1024;
 
-/// Claims of this process.
+/// Number of claims made by this process.
 static CLAIMS: AtomicU32 = AtomicU32::new(0);
 
-/// What one pull uses, until it is dropped.
+/// The names that one pull uses, until this is dropped.
 #[derive(Debug)]
 pub struct Claim {
     file: File,
@@ -37,7 +39,8 @@ impl Claim {
         super::make_directory(directory)?;
         let number = CLAIMS.fetch_add(1, Ordering::Relaxed);
         let path = directory.join(format!("{}-{number}", std::process::id()));
-        // what an earlier process of this number left is not locked; whoever lists claims looks for a moment whether this one is
+        // a file left by an earlier process with this id is not locked; a process that lists claims may hold
+        // the lock for a moment to test it
         let file = linux::open_regular_as(
             &path,
             File::options().create(true).write(true).truncate(true).mode(0o600),
@@ -49,7 +52,7 @@ impl Claim {
     /// Adds names.
     ///
     /// # Errors
-    /// The disk failed; some of them may count.
+    /// The disk failed; some of the names may be claimed.
     pub fn add(&mut self, names: impl IntoIterator<Item = impl AsRef<str>>) -> io::Result<()> {
         let lines: String =
             names.into_iter().flat_map(|name| [name.as_ref().to_owned(), "\n".into()]).collect();
@@ -59,7 +62,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // if it cannot be removed: nobody locks it
+        // if it cannot be removed, it does not count, because it is unlocked
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -74,7 +77,7 @@ pub(super) fn names(directory: &Path) -> io::Result<BTreeSet<String>> {
     for entry in entries {
         let path = entry?.path();
         if !is_file(&path) {
-            // no process of ours made it, and none has it locked
+            // not a file: no process of ours made it, and no process holds its lock
             trees::remove(&path)?;
             continue;
         }
@@ -97,7 +100,7 @@ pub(super) fn names(directory: &Path) -> io::Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// The lines of each claim that counts now; nothing is removed.
+/// The lines of each claim that counts now; removes nothing.
 pub(super) fn lines(directory: &Path) -> io::Result<Vec<Vec<String>>> {
     let mut claims = Vec::new();
     let entries = match fs::read_dir(directory) {
@@ -125,7 +128,7 @@ pub(super) fn lines(directory: &Path) -> io::Result<Vec<Vec<String>>> {
     Ok(claims)
 }
 
-/// What is none must not be opened: that may wait for ever.
+/// Other things must not be opened, because that may wait for ever.
 fn is_file(path: &Path) -> bool {
     fs::symlink_metadata(path).map_or(true, |found| found.is_file())
 }

@@ -1,9 +1,10 @@
 //! The confinement of the process that reads a stranger's archive.
 //!
-//! Always holds, once [`confine`] has returned: the process sees no file but those below the directory it was started in, which
-//! cannot be undone; it has the capabilities to make files for any user and no other, and can gain none; what it may use of
-//! memory, processor and open files is limited, and it is the first to go when memory runs out; it has no network and shares no
-//! memory with other processes. The mount it lives on obeys no device and no set-user-ID bit.
+//! Always holds, once [`confine`] has returned: the process sees only the files below the directory in which
+//! it was started, and cannot undo that; it has only the capabilities to make files for any user, and can
+//! gain no others; its memory, processor time and open files are limited, and it is the first to be killed
+//! when memory runs out; it has no network and shares no memory with other processes. On its mount, devices
+//! and set-user-ID bits have no effect.
 //!
 //! The only `unsafe` of images: three system calls that nix does not wrap.
 
@@ -21,11 +22,13 @@ use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::stat::{Mode, umask};
 
-/// Memory: the largest window of zstd that is read (64 MiB), twice while it grows, a list of created names, the program.
+/// Limit of memory: the largest window of zstd that is read (64 MiB), twice while it grows, a list of created
+/// names, the program.
 const MEMORY_BYTES: u64 = 384 << 20;
-/// Open files: the archive, two pipes, one file, and in a removal a directory for each of 128 levels.
+/// Limit of open files: the archive, two pipes, one file, and in a removal a directory for each of 128
+/// levels.
 const OPEN_FILES: u64 = 256;
-/// How much it yields to others: a pull must not slow a container that runs.
+/// Increase of the nice value: a pull must not slow down a running container.
 const NICE: libc::c_int = 10;
 
 /// From linux/capability.h.
@@ -38,7 +41,7 @@ const CAP_SETFCAP: u32 = 31;
 const LAST_CAPABILITY: u32 = 63;
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
-/// What making another user's files takes.
+/// The capabilities that are needed to make other users' files.
 const KEPT: [u32; 6] = [CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_MKNOD, CAP_SETFCAP];
 
 #[repr(C)]
@@ -55,17 +58,17 @@ struct CapabilityData {
     inheritable: u32,
 }
 
-/// Confines the calling process to its working directory. It must have one thread.
+/// Confines the calling process to its working directory. The process must have one thread.
 ///
 /// # Errors
-/// The kernel refuses a step: not root. Nothing may be read then.
+/// The kernel refuses a step, for example because the process is not root's. Then nothing may be read.
 pub(super) fn confine(cpu_secs: u64) -> io::Result<()> {
-    // dies with the thread that started it, so that no archive is read when nobody waits for it
+    // dies with the thread that started it, so that no archive is read when nobody waits for the result
     prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
-    // it inherits the agent's protection, and may use more memory than the agent
+    // otherwise it would inherit the agent's protection, although it may use more memory than the agent
     fs::write("/proc/self/oom_score_adj", "1000")?;
     match unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWIPC) {
-        // a kernel that was built without these namespaces
+        // the kernel was built without these namespaces
         Ok(()) | Err(Errno::EINVAL) => {}
         Err(error) => return Err(error.into()),
     }
@@ -77,14 +80,15 @@ pub(super) fn confine(cpu_secs: u64) -> io::Result<()> {
     setrlimit(Resource::RLIMIT_AS, MEMORY_BYTES as libc::rlim_t, MEMORY_BYTES as libc::rlim_t)?;
     setrlimit(Resource::RLIMIT_CPU, cpu_secs as libc::rlim_t, cpu_secs as libc::rlim_t)?;
     prctl::set_no_new_privs()?;
-    // SAFETY: takes a number and touches no memory of ours; a failure only means that it yields less
+    // SAFETY: takes a number and touches no memory of ours; if it fails, the process only keeps its priority
     unsafe { libc::nice(NICE) };
     drop_capabilities()
 }
 
 fn drop_capabilities() -> io::Result<()> {
     for capability in (0..=LAST_CAPABILITY).filter(|number| !KEPT.contains(number)) {
-        // SAFETY: takes numbers and touches no memory of ours; EINVAL says that the kernel does not know this one
+        // SAFETY: takes numbers and touches no memory of ours; EINVAL means that the kernel does not know
+        // this capability
         if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(capability), 0, 0, 0) } != 0 {
             break;
         }

@@ -1,8 +1,10 @@
-//! A layer unpacked in this very process, so that a fuzzer sees what the code does: feature `fake`, never in a release.
+//! Unpacks a layer in this very process, so that a fuzzer can observe the code: feature `fake`, never in a
+//! release.
 //!
-//! Always holds: a thread of its own unpacks, whose root is a file system in memory that nobody else sees and that ends with it, so no
-//! archive reaches a file of the machine's. It keeps the capabilities that `confine` takes away: nothing but the archive is read there,
-//! and no device that it makes can be opened. Leaves to others: what must hold of the outcome (the fuzz target).
+//! Always holds: a separate thread unpacks, whose root is a private file system in memory that ends with the
+//! thread, so no archive reaches a file of the machine. It keeps the capabilities that `confine` takes away:
+//! it reads only the archive, and no device that it makes can be opened. Leaves to others: the properties of
+//! the outcome (the fuzz target).
 
 use std::fmt::Write as _;
 use std::fs;
@@ -27,30 +29,30 @@ struct Job {
     archive: Vec<u8>,
     packing: Packing,
     bounds: Bounds,
-    /// Onto what the jobs before it left.
+    /// True to unpack onto the result of the previous jobs.
     is_next: bool,
 }
 
-/// What became of an archive.
+/// The outcome of an archive.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unpacked {
-    /// Digest of the plain archive, entries, bytes on disk; or why not.
+    /// Digest of the plain archive, entries, bytes on disk; or the reason of a refusal.
     pub done: Result<(String, u64, u64), String>,
-    /// All that there is, sorted.
+    /// All files that exist now, sorted.
     pub tree: Vec<Found>,
-    /// Of the file system, by this archive.
+    /// Bytes of the file system that this archive has used.
     pub used_bytes: u64,
 }
 
-/// A file, a directory or what else there may be.
+/// A file, a directory or another entry.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Found {
     pub path: PathBuf,
     /// `file`, `directory`, `link`, `device` or `pipe`.
     pub kind: &'static str,
-    /// Of a device.
+    /// The number of a device.
     pub device: u64,
-    /// Owner, mode, time, and the digest of what it holds.
+    /// Owner, mode, time, and the digest of the content.
     pub rest: String,
 }
 
@@ -62,10 +64,10 @@ pub struct Unpacker {
 }
 
 impl Unpacker {
-    /// With a file system of so many bytes.
+    /// Starts it with a file system of this many bytes.
     ///
     /// # Errors
-    /// The kernel refuses: not root.
+    /// The kernel refuses, for example because the process is not root's.
     pub fn start(bytes: u64) -> io::Result<Self> {
         let (jobs, taken) = sync_channel::<Job>(0);
         let (told, outcomes) = sync_channel(0);
@@ -82,10 +84,11 @@ impl Unpacker {
         Ok(Self { jobs, outcomes })
     }
 
-    /// Unpacks an archive: into an empty directory, or onto what the one before it left. `packing`: `plain`, `gzip` or `zstd`.
+    /// Unpacks an archive: into an empty directory, or onto the result of the previous one. `packing`:
+    /// `plain`, `gzip` or `zstd`.
     ///
     /// # Panics
-    /// What unpacks panics.
+    /// The unpacking code panics.
     #[must_use]
     pub fn unpack(
         &self,
@@ -155,7 +158,7 @@ fn list(directory: &Path, tree: &mut Vec<Found>) {
             ("device", format!("{:?}", kind))
         };
         let mut rest = format!("{} {} {:o} ", meta.uid(), meta.gid(), meta.mode());
-        // of a directory they depend on what is in it, and when that was made
+        // for a directory both depend on its content, and on when it was made
         if !meta.is_dir() {
             write!(rest, "{} {} ", meta.mtime(), meta.nlink()).expect("it is a text");
         }

@@ -1,12 +1,14 @@
 //! Layers: directories that containers mount, each made once from its archive.
 //!
-//! Always holds: a layer is there only if its record is, which is written after everything below its directory is durable;
-//! whatever else lies there is a leftover. The name is a part of the chain's digest (mount options are short), the record has
-//! all of it, and another chain of the same name is refused. The archive is read by a confined process with limits; it ends
-//! with the thread that waits for it.
+//! Always holds: a layer exists only if its record does, which is written after everything below its
+//! directory is durable; all other entries are leftovers. The directory's name is a part of the chain's
+//! digest (mount options must be short), the record has all of it, and another chain of the same name is
+//! refused. The archive is read by a confined process with limits; the process ends with the thread that
+//! waits for it.
 //!
-//! Where overlayfs cannot be mounted an image's archives are unpacked into one directory, over one another ([`Unpack`] with
-//! several steps): such a layer is whole by itself and shares nothing. The caller names it by a digest of its own.
+//! Where overlayfs cannot be mounted, an image's archives are unpacked into one directory, one over the other
+//! ([`Unpack`] with several steps): such a layer is complete by itself and shares nothing. The caller names
+//! it by a separate digest.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -35,39 +37,39 @@ use crate::{linux, trees};
 
 /// Longest record of a layer; it has about 250 bytes.
 const RECORD_BYTES: usize = 4096;
-/// Longest answer of the process that unpacks: what it made, or why not.
+/// Longest answer of the unpacking process: the result, or the refusal.
 const ANSWER_BYTES: u64 = 16 * 1024;
 /// Most layers listed: 127 of each of some hundred images.
 const MAX_LISTED: usize = 20_000;
 
-/// The name under which an archive that is no layer is unpacked, and of its claim.
+/// The name under which an archive that is not a layer is unpacked, and that of its claim.
 pub const IMPORT: &str = "import";
-/// For an error.
+/// For the error message.
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// How the names begin under which overlayfs is tried; the number of the process follows.
+/// Prefix of the names with which overlayfs is tested; the number of the process follows.
 const PROBE: &str = "probe-";
 
-/// How often whoever waits looks whether it was given up.
+/// How often a waiting thread checks for cancellation.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Tries of overlayfs in this process.
+/// Number of tests of overlayfs in this process.
 static PROBES: AtomicU32 = AtomicU32::new(0);
 
 /// The most that one layer may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub entries: u64,
-    /// On disk, and of the unpacked archive.
+    /// Bytes on the disk, and bytes of the unpacked archive.
     pub bytes: u64,
     pub time: Duration,
 }
 
-/// Whether an unpacking is given up: asked again and again while it lasts.
+/// Tells whether an unpacking was cancelled; checked regularly while it lasts.
 #[derive(Clone)]
 pub struct Cancelled(Arc<dyn Fn() -> bool + Send + Sync>);
 
 impl Cancelled {
-    /// It is once this says so; other threads may make it.
+    /// Cancelled once `is_so` returns true; other threads may cause that.
     pub fn when(is_so: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(is_so))
     }
@@ -98,11 +100,11 @@ pub struct Step<'a> {
     pub diff: &'a BlobName,
 }
 
-/// What to make a layer of.
+/// The request to make a layer.
 #[derive(Debug)]
 pub struct Unpack<'a> {
     pub chain: &'a BlobName,
-    /// The chains of the layers below it, the base first; they are there. Empty with several steps.
+    /// The chains of the layers below it, the base first; they must exist. Empty with several steps.
     pub below: &'a [BlobName],
     /// One archive; without overlayfs all of an image, the base first.
     pub steps: Vec<Step<'a>>,
@@ -110,7 +112,7 @@ pub struct Unpack<'a> {
     pub cancelled: Cancelled,
 }
 
-/// What vouches for a layer.
+/// The record that proves that a layer is complete.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LayerRecord {
@@ -119,10 +121,11 @@ pub struct LayerRecord {
     pub bytes: u64,
 }
 
-/// Why a layer is not there.
+/// The reason why a layer could not be made.
 #[derive(Debug)]
 pub enum UnpackError {
-    /// The archive is not what its digest or its form says. Fetching it again may help where it went bad here.
+    /// The archive does not match its digest or its format. Fetching it again may help if it was damaged
+    /// here.
     Archive { layer: String, why: String },
     /// The archive has more entries than [`Limits::entries`].
     ManyEntries { layer: String, why: String },
@@ -130,13 +133,14 @@ pub enum UnpackError {
     ManyBytes { layer: String, why: String },
     /// The disk had no room, or failed, while the archive was unpacked.
     Disk { layer: String, why: String },
-    /// The archive unpacks to other bytes than the image says.
+    /// The unpacked archive has another digest than the image states.
     Differs { chain: BlobName, expected: String, found: String },
-    /// The process took longer than it may.
+    /// The process exceeded its time limit.
     TooLong { layer: String, limit: Duration },
-    /// Nothing vouches for the layer any more, and containers have it mounted: it cannot be made anew under them.
+    /// The record of the layer is missing, and containers have the layer mounted: it cannot be made anew
+    /// under them.
     Mounted { layer: String },
-    /// It was given up.
+    /// The unpacking was cancelled.
     Cancelled { layer: String },
     /// Another chain has this name on this node.
     Taken { chain: BlobName, by: String },
@@ -219,7 +223,7 @@ impl Layers {
         short(chain)
     }
 
-    /// The record of a layer; `None` if the layer is not there.
+    /// The record of a layer; `None` if the layer does not exist.
     #[must_use]
     pub fn record(&self, chain: &BlobName) -> Option<LayerRecord> {
         self.record_of(short(chain)).filter(|record| record.chain == chain.as_str())
@@ -234,7 +238,7 @@ impl Layers {
         serde_json::from_slice(&bytes).ok()
     }
 
-    /// All layers there are.
+    /// All existing layers.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -249,22 +253,23 @@ impl Layers {
         Ok(found)
     }
 
-    /// Whether layers can be mounted over one another here. Tried until the kernel has answered: a disk that is full or fails says
-    /// nothing about overlayfs.
+    /// True if layers can be mounted over one another here. It is tested until the kernel has answered,
+    /// because a disk that is full or fails proves nothing about overlayfs.
     ///
     /// # Errors
-    /// It could not be tried.
+    /// The test could not be made.
     pub fn has_overlay(&self) -> io::Result<bool> {
         if let Some(known) = self.has_overlay.get() {
             return Ok(*known);
         }
         let has_overlay = answer(self.try_overlay())?;
-        // another thread that was first had the same answer
+        // a thread that was faster had the same answer
         Ok(*self.has_overlay.get_or_init(|| has_overlay))
     }
 
     fn try_overlay(&self) -> io::Result<()> {
-        // names of this try alone: another process may try now, and a cut may have left those of an earlier one
+        // names of this test alone: another process may be testing now, and a power cut may have left names
+        // of an earlier test
         let number = PROBES.fetch_add(1, Ordering::Relaxed);
         let names = ["below", "new", "work", "mnt"]
             .map(|end| format!("{PROBE}{}-{number}.{end}", std::process::id()));
@@ -283,11 +288,11 @@ impl Layers {
         tried
     }
 
-    /// Makes a layer, unless it is there. One at a time: it keeps a small board's processor and disk busy. One that is given up ends
-    /// at once, its process and its wait for others.
+    /// Makes a layer, unless it exists. One at a time, because it keeps a small board's processor and disk
+    /// busy. After cancellation it ends at once, including its process and its wait for others.
     ///
     /// # Errors
-    /// It is not there; what was begun is removed.
+    /// It could not be made; incomplete parts were removed.
     pub fn unpack(&self, unpack: Unpack<'_>) -> Result<LayerRecord, UnpackError> {
         let name = short(unpack.chain);
         let _only = self.hold(name, &unpack.cancelled)?;
@@ -305,7 +310,7 @@ impl Layers {
         self.clear(name)?;
         let made = self.make(unpack);
         if made.is_err() {
-            // the disk may be what failed: the next sweep tries again
+            // ignored, because the disk itself may have failed: the next sweep tries again
             let _ = self.clear(name);
         }
         made
@@ -316,7 +321,7 @@ impl Layers {
         let failed = |source| UnpackError::Io { operation: "lock", path: path.clone(), source };
         super::clear_lock(&path).map_err(failed)?;
         let file = linux::open_lock(&path).map_err(failed)?;
-        // whoever holds it is bound by a time limit
+        // the holder's time is limited
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(Hold { _file: file }),
@@ -347,7 +352,7 @@ impl Layers {
         for end in [".new", ".work", ".mnt"] {
             make(&at(end)).map_err(|source| failed("make", &at(end), source))?;
         }
-        // what the root of a container without a root entry has
+        // the mode of the root directory of a container whose layers have no entry for it
         let open = fs::set_permissions(at(".new"), fs::Permissions::from_mode(0o755));
         open.map_err(|source| failed("change", &at(".new"), source))?;
         let (entries, bytes) = self.run_steps(unpack)?;
@@ -366,7 +371,7 @@ impl Layers {
         Ok(record)
     }
 
-    /// Unpacks all archives into `NAME.new`; entries and bytes.
+    /// Unpacks all archives into `NAME.new`; returns entries and bytes.
     fn run_steps(&self, unpack: Unpack<'_>) -> Result<(u64, u64), UnpackError> {
         let Unpack { chain, below, steps, limits, cancelled } = unpack;
         let (mut entries, mut bytes) = (0, 0);
@@ -403,7 +408,7 @@ impl Layers {
         Ok((entries, bytes))
     }
 
-    /// Unpacks what is no layer into a directory of its own.
+    /// Unpacks an archive that is not a layer into a directory of its own.
     pub(super) fn extract(
         &self,
         archive: File,
@@ -439,10 +444,11 @@ impl Layers {
         }
     }
 
-    /// Removes a layer that nobody claims: its record first, so that a cut leaves a leftover and never half a layer.
+    /// Removes a layer that is not claimed: its record first, so that a power cut leaves a leftover and never
+    /// half a layer.
     ///
     /// # Errors
-    /// The disk failed; the layer may be half removed, and does not count any more.
+    /// The disk failed; the layer may be partly removed, and does not count any more.
     pub fn remove(&self, chain: &BlobName) -> Result<(), UnpackError> {
         let name = short(chain);
         if self.record(chain).is_some() {
@@ -457,10 +463,12 @@ impl Layers {
         Ok(())
     }
 
-    /// Removes what a cut or a kill left: everything without a record, but what is claimed or mounted.
+    /// Removes leftovers of a power cut or a kill: all entries without a record that are neither claimed nor
+    /// mounted.
     ///
     /// # Errors
-    /// The directory or the mounts cannot be read; what cannot be removed is counted by the names given.
+    /// The directory or the mounts cannot be read; entries that cannot be removed are returned by their
+    /// names.
     pub fn sweep(&self, claimed: &BTreeSet<String>) -> io::Result<Vec<String>> {
         let claimed: BTreeSet<&str> =
             claimed.iter().map(|name| name.get(..NAME_BYTES).unwrap_or(name)).collect();
@@ -483,13 +491,13 @@ impl Layers {
     }
 }
 
-/// Whether a process tries overlayfs under this name now.
+/// True if a process is testing overlayfs under this name now.
 fn is_being_tried(name: &str) -> bool {
     let pid = name.strip_prefix(PROBE).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
     pid.is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists())
 }
 
-/// What a try of overlayfs says about the kernel; an error if it says nothing.
+/// The conclusion from a test of overlayfs; an error if it proves nothing about the kernel.
 fn answer(tried: io::Result<()>) -> io::Result<bool> {
     use nix::libc::{EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM};
     match tried {
@@ -512,7 +520,7 @@ fn make(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().mode(0o700).create(path)
 }
 
-/// Runs on a thread of its own, whose mounts and working directory are its own.
+/// Runs a function on a separate thread, so that its mounts and working directory affect no other.
 fn on_a_thread<T: Send + 'static>(run: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     let thread = thread::Builder::new().name("unpack".to_owned()).spawn(run)?;
     thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that unpacks has panicked")))
@@ -529,14 +537,14 @@ struct Job {
     cancelled: Cancelled,
 }
 
-/// How it ended.
+/// The end of the process.
 struct Ended {
     output: Result<String, CutOff>,
     status: Option<std::process::ExitStatus>,
     errors: String,
 }
 
-/// Why the process was ended.
+/// The reason why the process was ended early.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CutOff {
     TooLong,
@@ -544,7 +552,7 @@ enum CutOff {
 }
 
 impl Job {
-    /// On a thread apart: mounts, runs the process, unmounts.
+    /// Runs on a separate thread: mounts, runs the process, unmounts.
     fn run(self, archive: File) -> io::Result<Ended> {
         mounts::set_thread_apart(&self.directory)?;
         let at = |end: &str| format!("{}{end}", self.name);
@@ -581,7 +589,7 @@ impl Job {
     }
 }
 
-/// Waits until the process has closed its output, at most so long and until it is given up, then ends it.
+/// Waits until the process has closed its output, or the time is over, or it is cancelled; then ends it.
 fn wait(mut child: Child, limit: Duration, cancelled: &Cancelled) -> io::Result<Ended> {
     let end = Instant::now() + limit;
     let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
@@ -595,7 +603,8 @@ fn wait(mut child: Child, limit: Duration, cancelled: &Cancelled) -> io::Result<
     Ok(Ended { output, status: Some(status), errors })
 }
 
-/// All that comes until the other side closes, unless the time is over first, or it is given up. What is beyond the limit is dropped.
+/// Reads until the other side closes, unless the time is over first, or it is cancelled. Bytes beyond the
+/// limit are dropped.
 fn read_until<R: Read + AsFd>(
     source: Option<&mut R>,
     end: Instant,
@@ -637,7 +646,7 @@ impl Ended {
             return Ok(unpacked);
         }
         let layer = layer.to_owned();
-        // the kernel ends a process that has had its time, too
+        // the kernel, too, ends a process that has used up its processor time
         if self.status.and_then(|status| status.signal()) == Some(nix::libc::SIGXCPU) {
             return Err(UnpackError::TooLong { layer, limit });
         }

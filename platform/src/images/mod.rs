@@ -1,15 +1,16 @@
-//! Images on a node's disk: blobs as a registry has them, layers as containers mount them.
+//! Images on a node's disk: blobs in the registry's form, layers in the form that containers mount.
 //!
-//! Always holds: a blob has its name only after its bytes were compared with it and are durable; a layer is there only with its
-//! record, which is written after all it holds is durable; whatever a power cut or a kill leaves is continued, or removed by the
-//! next sweep. Archives are read by a confined process, never by this one. No mount outlives the thread that made it.
+//! Always holds: a blob gets its name only after its bytes were checked and are durable; a layer exists only
+//! with its record, which is written after its content is durable; leftovers of a power cut or a kill are
+//! continued, or removed by the next sweep. Archives are read by a confined process, never by this one. No
+//! mount outlives its thread.
 //!
 //!     blobs/HEX          a blob                        layers/NAME         what a layer adds to those below it
 //!     blobs/HEX.part     a blob that is being fetched  layers/NAME.json    the record that vouches for it
 //!     claims/PID-N       what a running pull uses      layers/NAME.new ... being made, or being removed
 //!     lock               shared: a claim is made; alone: removal
 //!
-//! Leaves to others: what an image is, what may be removed, where blobs come from.
+//! Leaves to others: the content of images, the choice of what to remove, the source of blobs.
 
 mod apply;
 mod blobs;
@@ -42,7 +43,7 @@ pub use mounts::mounted_layers;
 pub struct BlobName(String);
 
 impl BlobName {
-    /// Takes a text that is one.
+    /// Accepts a text of that form.
     #[must_use]
     pub fn new(hex: &str) -> Option<Self> {
         let is_hex = hex.len() == 64 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
@@ -62,7 +63,7 @@ impl fmt::Display for BlobName {
     }
 }
 
-/// What holds off whoever removes, or whoever pulls. Ends with the value, and with the process.
+/// A lock that excludes removals, or pulls. It ends with the value, and with the process.
 #[derive(Debug)]
 pub struct Hold {
     _file: File,
@@ -77,7 +78,7 @@ pub struct ImageFiles {
 }
 
 impl ImageFiles {
-    /// Images below `root`, whose directories are made if they are missing. `program` unpacks layers when it is started as
+    /// The images below `root`; missing directories are made. `program` unpacks layers when it is started as
     /// `program unpack ...` (see [`unpack_child`]).
     ///
     /// # Errors
@@ -98,8 +99,8 @@ impl ImageFiles {
         &self.root
     }
 
-    /// Held, for a moment, by whoever makes or extends a claim, or writes a record: many at once. `None` while something is being
-    /// removed.
+    /// Held briefly to make or extend a claim, or to write a record; by many at once. `None` while a removal
+    /// is in progress.
     ///
     /// # Errors
     /// The lock's file cannot be opened.
@@ -112,8 +113,8 @@ impl ImageFiles {
         }
     }
 
-    /// Held by whoever removes, who leaves what is [`ImageFiles::claimed`]: alone. Waits for others, none of which holds it for
-    /// longer than it takes to write a record or to remove some layers.
+    /// Held alone by a removal, which must leave everything that is [`ImageFiles::claimed`]. Waits for the
+    /// other holders, each of which only writes a record or removes some layers meanwhile.
     ///
     /// # Errors
     /// The lock's file cannot be opened.
@@ -123,8 +124,8 @@ impl ImageFiles {
         Ok(Hold { _file: file })
     }
 
-    /// Keeps names, of blobs, chains, or [`IMPORT`], from removal until the claim is dropped. Call it, and extend it, under
-    /// [`ImageFiles::hold_shared`].
+    /// Protects names of blobs, chains, or [`IMPORT`] from removal until the claim is dropped. It must be
+    /// made and extended under [`ImageFiles::hold_shared`].
     ///
     /// # Errors
     /// The disk failed.
@@ -134,15 +135,15 @@ impl ImageFiles {
         Ok(claim)
     }
 
-    /// All names that are claimed. Call it under [`ImageFiles::hold_alone`].
+    /// All claimed names. Call it under [`ImageFiles::hold_alone`].
     ///
     /// # Errors
-    /// A claim cannot be read: nothing may be removed.
+    /// A claim cannot be read: then nothing may be removed.
     pub fn claimed(&self) -> io::Result<BTreeSet<String>> {
         claims::names(&self.root.join("claims"))
     }
 
-    /// The names of each claim there is now, in the order in which they were added. Holds off nobody.
+    /// The names of each present claim, in the order in which they were added. It excludes nobody.
     ///
     /// # Errors
     /// A claim cannot be read.
@@ -150,7 +151,7 @@ impl ImageFiles {
         claims::lines(&self.root.join("claims"))
     }
 
-    /// Held while records are read, changed and written, which is short: waits for others.
+    /// Held while records are read, changed and written, which is short; waits for other holders.
     ///
     /// # Errors
     /// The lock's file cannot be opened.
@@ -160,7 +161,7 @@ impl ImageFiles {
         Ok(Hold { _file: file })
     }
 
-    /// Held by whoever uses [`ImageFiles::extract`], until its directory is removed: waits for others.
+    /// Held for a use of [`ImageFiles::extract`], until its directory is removed; waits for other holders.
     ///
     /// # Errors
     /// The lock's file cannot be opened.
@@ -173,18 +174,19 @@ impl ImageFiles {
     fn lock_file(&self, name: &str) -> io::Result<File> {
         let path = self.root.join(name);
         clear_lock(&path)?;
-        // garbage collection looks each minute: it opens nothing for writing
+        // garbage collection checks this each minute, so nothing is opened for writing
         match linux::open_regular(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => linux::open_lock(&path),
             opened => opened,
         }
     }
 
-    /// Unpacks an archive other than a layer, such as an imported layout, by the same confined process, into a directory
-    /// that the caller removes, who has [`ImageFiles::hold_import`] and a claim of [`IMPORT`].
+    /// Unpacks an archive that is not a layer, such as an imported layout, by the same confined process, into
+    /// a directory that the caller must remove; the caller must hold [`ImageFiles::hold_import`] and a claim
+    /// of [`IMPORT`].
     ///
     /// # Errors
-    /// It is not unpacked, and nothing is left.
+    /// It was not unpacked, and nothing is left.
     pub fn extract(&self, archive: File, packing: &str, limits: Limits) -> Result<PathBuf, UnpackError> {
         self.layers.extract(archive, packing, limits)
     }
@@ -192,9 +194,9 @@ impl ImageFiles {
     /// Bytes and inodes of the file system that holds the images: capacity, available, inodes, free inodes.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not report it.
     pub fn space(&self) -> io::Result<[u64; 4]> {
-        // the types differ from one architecture to another
+        // the field types differ between architectures
         #[allow(clippy::useless_conversion, clippy::unnecessary_cast, reason = "u32 on 32-bit boards")]
         fn sized(stat: &nix::sys::statvfs::Statvfs) -> [u64; 4] {
             let block = stat.fragment_size() as u64;
@@ -209,8 +211,8 @@ impl ImageFiles {
     }
 }
 
-/// Sets aside what a damaged disk put in place of a file that is locked: a link, which may lead anywhere, or what nobody may open,
-/// because that waits for ever.
+/// Sets aside what a damaged disk put in place of a lock file: a link, which may lead anywhere, or something
+/// that would block when opened.
 fn clear_lock(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -227,15 +229,15 @@ fn clear_lock(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A directory for root alone; that it exists is fine.
+/// Makes a directory for root alone; it may exist.
 fn make_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Opens a file below a directory that a stranger filled: no link leads out of it, and nothing but a file is opened.
+/// Opens a file below a directory that a stranger filled: no link leads out of it, and only files are opened.
 ///
 /// # Errors
-/// It is missing, is no file, or lies outside.
+/// It is missing, not a file, or outside of the directory.
 pub fn open_beneath(directory: &Path, path: &Path) -> io::Result<File> {
     use nix::fcntl::ResolveFlag;
     let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;

@@ -1,9 +1,10 @@
-//! Mounts while a layer is unpacked: the layers below it, and above them the directory that takes what it adds.
+//! Mounts while a layer is unpacked: the layers below it, and above them the directory for the new layer's
+//! files.
 //!
-//! Always holds: they are made in a mount namespace of the calling thread alone, so that they end with it, whatever ends it;
-//! no program on them can be run, no device opened, no set-user-ID bit obeyed. With overlayfs the kernel itself writes what a
-//! removal means (whiteouts, opaque directories). Paths are relative: the options of a mount fit in one page.
-//! Leaves to others: the mounts of containers.
+//! Always holds: they are made in a mount namespace of the calling thread alone, so they end with it in any
+//! case; no program on them can be run, no device opened, no set-user-ID bit used. With overlayfs the kernel
+//! itself records removals (whiteouts, opaque directories). Paths are relative: the options of a mount fit in
+//! one page. Leaves to others: the mounts of containers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,8 +18,8 @@ use nix::sched::{CloneFlags, unshare};
 /// Bytes of a layer's name.
 pub(super) const NAME_BYTES: usize = 24;
 
-/// Options that keep what the upper directory holds independent of later mounts: whole files, plain directories. A kernel
-/// without one of these refuses it, and then it is off anyway.
+/// Options that keep the content of the upper directory independent of later mounts: whole files, plain
+/// directories. A kernel without one of these features refuses the option, and the feature is off anyway.
 const PLAIN_OVERLAY: &str = ",index=off,metacopy=off,redirect_dir=off";
 
 const NOTHING_RUNS: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NOEXEC);
@@ -26,7 +27,7 @@ const NOTHING_RUNS: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(
 /// Gives the calling thread a mount namespace and a working directory of its own, and works in `directory`.
 ///
 /// # Errors
-/// The kernel refuses: not root, or no namespaces.
+/// The kernel refuses: the process is not root's, or there are no namespaces.
 pub(super) fn set_thread_apart(directory: &Path) -> io::Result<()> {
     unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)?;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
@@ -35,7 +36,7 @@ pub(super) fn set_thread_apart(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Shows `upper` alone at `target`.
+/// Mounts only `upper` at `target`.
 pub(super) fn bind(upper: &str, target: &str) -> io::Result<()> {
     mount(Some(upper), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
     let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | NOTHING_RUNS;
@@ -43,7 +44,7 @@ pub(super) fn bind(upper: &str, target: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Shows `upper` over `below` (the base first) at `target`.
+/// Mounts `upper` over `below` (the base first) at `target`.
 pub(super) fn overlay(below: &[&str], upper: &str, work: &str, target: &str) -> io::Result<()> {
     let lower: Vec<&str> = below.iter().rev().copied().collect();
     let options = format!("lowerdir={},upperdir={upper},workdir={work}", lower.join(":"));
@@ -61,18 +62,19 @@ pub(super) fn unmount(target: &str) -> io::Result<()> {
     Ok(umount2(target, MntFlags::empty())?)
 }
 
-/// The names of layers of this directory that any overlay of this machine's mount namespaces uses, as far as they can be read. Another
-/// agent on the machine has layers of the same names in a directory of its own.
+/// The names of this directory's layers that any overlay in this machine's mount namespaces uses, as far as
+/// those can be read. Another agent on the machine may have layers of the same names in a directory of its
+/// own.
 ///
 /// # Errors
 /// Not even this process's own mounts can be read.
 pub fn mounted_layers(directory: &Path) -> io::Result<BTreeSet<String>> {
     let own = identity(directory);
-    // a directory that cannot be looked at may be this one
+    // a directory that cannot be examined may be this one
     let is_elsewhere =
         |other: &Path| matches!((own, identity(other)), (Some(own), Some(other)) if own != other);
     let mut names = layers_in(&fs::read_to_string("/proc/self/mountinfo")?, &is_elsewhere);
-    // the agent may run in a namespace of its own, and containers be mounted in the first one
+    // the agent may run in a mount namespace of its own, while containers are mounted in the first one
     if let Ok(first) = fs::read_to_string("/proc/1/mountinfo") {
         names.extend(layers_in(&first, &is_elsewhere));
     }
@@ -85,7 +87,7 @@ fn identity(directory: &Path) -> Option<(u64, u64)> {
     Some((seen.dev(), seen.ino()))
 }
 
-/// The topmost layer stands first, and by its whole path; the names of those below are relative to its directory.
+/// The topmost layer comes first, by its whole path; the names of those below are relative to its directory.
 fn layers_in(mountinfo: &str, is_elsewhere: &dyn Fn(&Path) -> bool) -> BTreeSet<String> {
     let overlays = mountinfo.lines().filter(|line| line.contains(" - overlay "));
     let mut names = BTreeSet::new();

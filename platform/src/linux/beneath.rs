@@ -1,7 +1,8 @@
-//! Files and directories below one directory, such as `/var/log`, in which strangers write.
+//! Files and directories below a directory to which strangers write, such as `/var/log`.
 //!
-//! What always holds: no link is followed below that directory, whatever becomes of it meanwhile, so nothing outside is reached; nothing
-//! but a regular file or a directory is opened, because opening a device has effects and a pipe blocks.
+//! Always holds: no link is followed below that directory, whatever changes there meanwhile, so nothing
+//! outside is reached; only regular files and directories are opened, because opening a device has effects
+//! and a pipe blocks.
 
 use std::fs::File;
 use std::io;
@@ -14,19 +15,19 @@ use nix::sys::stat::Mode;
 
 use super::reopen;
 
-/// What is there.
+/// The result of [`open_beneath`].
 #[derive(Debug)]
 pub enum Beneath {
     /// A regular file, open for reading.
     File(File),
-    /// The names in a directory, sorted, those of directories with `/` at their end; and whether there are more.
+    /// The names in a directory, sorted, those of directories with `/` at their end; true if there are more.
     Directory(Vec<String>, bool),
 }
 
-/// Opens what is reached from a directory by these names. `most` names of a directory are listed.
+/// Opens the file or directory that these names lead to. At most `most` names of a directory are listed.
 ///
 /// # Errors
-/// It is missing, is neither file nor directory, or is reached by a link only (`PermissionDenied`).
+/// It is missing, is neither file nor directory, or a link leads to it (`PermissionDenied`).
 pub fn open_beneath(directory: &Path, names: &[&str], most: usize) -> io::Result<Beneath> {
     // the directory itself may be a link, as on systems that keep logs in memory
     let mut found = open(directory, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
@@ -60,7 +61,7 @@ fn list(directory: &OwnedFd, most: usize) -> io::Result<(Vec<String>, bool)> {
     let mut more = false;
     for entry in Dir::openat(directory, ".", flags, Mode::empty())?.iter() {
         let entry = entry?;
-        // one that is not UTF-8 cannot be asked for
+        // no request can contain a name that is not UTF-8
         let Ok(name) = entry.file_name().to_str() else { continue };
         if matches!(name, "." | "..") {
             continue;

@@ -1,11 +1,11 @@
 //! A process's claim on a directory: two programs on the same records would undo each other's changes.
 //!
-//! What always holds: a claim ends with its process, however that ends; nothing is written, so it works on a full or read-only
-//! disk. A holder that lives is respected, also where the kernel's list does not tell for certain which lock is ours. One that
-//! is ending and waits in the kernel for its disk cannot be: it will do nothing more than the one call it is in, but it may hold
-//! the lock for hours.
+//! Always holds: a claim ends with its process, however that ends; nothing is written, so it works on a full
+//! or read-only disk. A live holder is respected, even where the kernel's list does not show for certain
+//! which lock is on our directory. A holder that is ending but waits in the kernel for its disk need not be
+//! respected: it will only complete the call in progress, but it may hold the lock for hours.
 //!
-//! Leaves to others: what may be done without the claim. Nothing may be changed.
+//! Leaves to others: the acts that are allowed without the claim. Without it nothing may be changed.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -17,14 +17,14 @@ use nix::sys::stat::{major, minor};
 
 use super::{Roots, disk};
 
-/// Longest list of locks read, in bytes: a line has about 60, a board holds a few.
+/// Longest list of locks that is read, in bytes: a line has about 60, a board holds a few.
 const LOCKS_BYTES: usize = 256 * 1024;
 
 /// Bit of SIGKILL in the masks of `/proc/PID/status`.
 const SIGKILL_BIT: u64 = 1 << 8;
 
-/// Takes a directory for this process alone, until the returned file is dropped; makes it if it is missing. None:
-/// another process has it.
+/// Claims a directory for this process alone, until the returned file is dropped; makes it if it is missing.
+/// `None` if another process has it.
 ///
 /// # Errors
 /// The directory cannot be made or opened.
@@ -36,24 +36,24 @@ pub fn claim(directory: &Path) -> io::Result<Option<File>> {
 /// The answer to [`Claim::take`].
 #[derive(Debug)]
 pub enum Claim {
-    /// It is ours while this lives.
+    /// It is ours while this value exists.
     Held(File),
-    /// A process that lives has it.
+    /// Another live process has it.
     Taken,
-    /// A process that is ending has it until the kernel lets it.
+    /// A process that is ending has it until the kernel lets that process end.
     Awaited(Awaited),
 }
 
-/// A claim that becomes free when a process that is ending has ended.
+/// A claim that becomes free when the ending process has ended.
 #[derive(Debug)]
 pub struct Awaited {
     file: File,
-    /// The process that is ending.
+    /// The ending process.
     pub holder: u32,
 }
 
 impl Claim {
-    /// Takes a directory, as [`claim`] does, and looks at who has it; `roots` is where `/proc` is.
+    /// Claims a directory, as [`claim`] does, and examines its holder; `roots` has the path of `/proc`.
     ///
     /// # Errors
     /// The directory cannot be made or opened.
@@ -68,22 +68,23 @@ impl Claim {
         {
             return Ok(Self::Awaited(Awaited { file, holder: first.pid }));
         }
-        // it may have ended between the two looks
+        // the holder may have ended between the two checks
         Ok(if lock(&file)? { Self::Held(file) } else { Self::Taken })
     }
 }
 
-/// A process that holds a directory.
+/// A process that holds a directory's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// 0: it is in another PID namespace.
+    /// 0 if it is in another PID namespace.
     pub pid: u32,
-    /// The kernel's list names the directory's device. It does not for a subvolume of btrfs: then every lock on an inode of this
-    /// number, on whatever device, may be the one.
+    /// True if the kernel's list shows the directory's device. For a subvolume of btrfs it does not: then any
+    /// lock on an inode of this number, on whatever device, may be the one.
     pub is_certain: bool,
 }
 
-/// Who holds a directory, by the kernel's list: no lock is taken, so no program that starts meanwhile is kept out.
+/// The processes that hold a directory, from the kernel's list: this takes no lock, so it does not exclude a
+/// program that starts meanwhile.
 ///
 /// # Errors
 /// The directory, or the list, cannot be read.
@@ -97,7 +98,7 @@ pub fn holders(directory: &Path, roots: &Roots) -> io::Result<Vec<Holder>> {
 }
 
 impl Awaited {
-    /// Whether it is ours now: the process has ended.
+    /// True once the directory is ours, because the process has ended.
     pub fn is_ours(&self) -> bool {
         lock(&self.file).unwrap_or(false)
     }
@@ -110,7 +111,7 @@ fn open(directory: &Path) -> io::Result<File> {
     open_directory(directory)
 }
 
-/// Nothing else is opened: opening a device can have effects.
+/// Opens only a directory, because opening a device can have effects.
 pub(super) fn open_directory(path: &Path) -> io::Result<File> {
     let flags = (OFlag::O_DIRECTORY | OFlag::O_NONBLOCK).bits();
     OpenOptions::new().read(true).custom_flags(flags).open(path)
@@ -129,8 +130,8 @@ fn read_text(path: &Path, limit: usize) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The processes that hold a lock on this inode, from the lines of `/proc/locks`: `1: FLOCK  ADVISORY  WRITE 1234 fd:01:5678 0 EOF`.
-/// Those on other devices only if there is none on this one.
+/// The processes that hold a lock on this inode, from the lines of `/proc/locks`: `1: FLOCK  ADVISORY  WRITE
+/// 1234 fd:01:5678 0 EOF`. Locks on other devices count only if there are none on this one.
 fn holders_in(locks: &str, device: u64, inode: u64) -> Vec<Holder> {
     let place = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
     let any_device = format!(":{inode}");
@@ -150,7 +151,8 @@ fn holders_in(locks: &str, device: u64, inode: u64) -> Vec<Holder> {
     found
 }
 
-/// Whether the process only waits for the kernel to let it end: its main thread has ended, or has SIGKILL before it.
+/// True if the process only waits for the kernel to let it end: its main thread has ended, or has a pending
+/// SIGKILL.
 fn is_ending(pid: u32, roots: &Roots) -> bool {
     let status = read_text(&roots.proc.join(pid.to_string()).join("status"), LOCKS_BYTES);
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -183,7 +185,7 @@ mod tests {
             assert_eq!(found, expect, "fe:{minor:02}:{inode}");
         };
         check(0, 42, &[(92, true)]);
-        // as on btrfs, whose files have another device than its locks
+        // as on btrfs, where files have another device number than their locks
         check(1, 42, &[(92, false), (93, false)]);
         check(0, 43, &[(0, true)]);
         check(0, 2, &[]);
@@ -216,7 +218,7 @@ mod tests {
         check(&[8], Some(8));
         check(&[8, 9], None);
         check(&[9, 8], None);
-        // one of another PID namespace, of which nothing is known
+        // a process in another PID namespace cannot be examined
         check(&[8, 0], None);
         check(&[], None);
         std::fs::remove_dir_all(scratch).unwrap();

@@ -1,7 +1,7 @@
 //! Linux' clocks.
 //!
-//! What always holds: the boot id is read once and stays; `monotonic` is CLOCK_MONOTONIC, the clock systemd measures
-//! its timeouts with, and stands still in suspend.
+//! Always holds: the boot id is read once; `monotonic` is CLOCK_MONOTONIC, by which systemd measures its
+//! timeouts, and which stops in suspend.
 //!
 //! Leaves to others: timers.
 
@@ -19,7 +19,7 @@ pub struct LinuxClocks {
 }
 
 impl LinuxClocks {
-    /// Reads the boot id; one that cannot be read is empty.
+    /// Reads the boot id; an unreadable one is empty.
     pub fn new(roots: &Roots) -> Self {
         Self { boot_id: boot_id(roots) }
     }

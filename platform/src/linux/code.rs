@@ -1,8 +1,9 @@
-//! The program's code and constants: what a start needed once is given back.
+//! The program's code and constants: memory that only the start needed is given back.
 //!
-//! Always holds: only pages that nobody can write to go, and they come back from the kernel's cache, or from flash, when they are used
-//! again. The kernel maps code in pieces of 64 KiB around what runs, and keeps them mapped for as long as the process lives: without this
-//! an agent that renews its Lease holds on to what read its configuration, made its keys and shook hands.
+//! Always holds: only pages that cannot be written are given back, and they return from the kernel's cache,
+//! or from flash, when they are used again. The kernel maps code in pieces of 64 KiB around the executed
+//! pages, and keeps them mapped for as long as the process lives: without this an agent that only renews its
+//! Lease would keep the code that read its configuration, made its keys and did its handshakes.
 #![allow(unsafe_code, reason = "madvise and the segments of the program have no safe wrapper in nix")]
 
 use std::ffi::{c_int, c_void};
@@ -13,36 +14,38 @@ use nix::libc;
 
 use super::stack::page_bytes;
 
-/// Takes the program's code and constants out of this process's memory; what runs next is mapped again, which costs a minor fault for each
-/// 64 KiB. Nothing happens if the kernel or the C library refuses. Breakpoints that a debugger wrote into the code are lost.
+/// Removes the program's code and constants from this process's memory; code that runs again is mapped again,
+/// which costs a minor fault for each 64 KiB. It has no effect if the kernel or the C library refuses.
+/// Breakpoints that a debugger wrote into the code are lost.
 pub fn give_back_code() {
     let Some(page) = page_bytes() else { return };
     for (begin, end) in read_only_segments(page) {
-        // SAFETY: the range is a segment of the running program that is mapped from its file and not writable: nothing in it differs from
-        // the file, so each access finds the same bytes afterwards.
+        // SAFETY: the range is a segment of the running program that is mapped from its file and not
+        // writable: nothing in it differs from the file, so each access finds the same bytes afterwards.
         let _ =
             unsafe { libc::madvise(ptr::without_provenance_mut(begin), end - begin, libc::MADV_DONTNEED) };
     }
 }
 
-/// Where the program's segments without the right to write begin and end, in whole pages; libraries are not in it.
+/// The beginnings and ends of the program's read-only segments, in whole pages; libraries are not included.
 fn read_only_segments(page: usize) -> Vec<(usize, usize)> {
     let mut segments = Vec::with_capacity(4);
-    // SAFETY: `add_segments` takes the pointer for what it is, a vector that nobody else uses until this call returns.
+    // SAFETY: `add_segments` uses the pointer as what it is, a vector that no other code uses until this call
+    // returns.
     unsafe { libc::dl_iterate_phdr(Some(add_segments), ptr::from_mut(&mut segments).cast()) };
     let whole_pages = |(begin, end): (usize, usize)| (begin / page * page, end.next_multiple_of(page));
     segments.into_iter().map(whole_pages).collect()
 }
 
-/// For `dl_iterate_phdr`: adds the segments of the object to the vector that `segments` points to, and ends the iteration, whose first
-/// object is the program.
+/// Called by `dl_iterate_phdr`: adds the segments of the object to the vector that `segments` points to, and
+/// ends the iteration, because the first object is the program.
 unsafe extern "C" fn add_segments(
     object: *mut libc::dl_phdr_info,
     _bytes: libc::size_t,
     segments: *mut c_void,
 ) -> c_int {
-    // SAFETY: `dl_iterate_phdr` gives an object that lives during this call, with as many headers as it says; `segments` is what
-    // `read_only_segments` gave.
+    // SAFETY: `dl_iterate_phdr` gives an object that lives during this call, with as many headers as it
+    // states; `segments` is the pointer that `read_only_segments` passed.
     let (base, headers, segments) = unsafe {
         let object = &*object;
         let headers = slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
@@ -62,7 +65,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// KiB of the program's code that this process has in its memory, by the kernel's own account.
+    /// KiB of the program's code that this process has in memory, by the kernel's count.
     fn resident() -> u64 {
         let program = std::env::current_exe().expect("a test has a program");
         let program = program.to_str().expect("its path is text");
@@ -87,7 +90,7 @@ mod tests {
         let page = page_bytes().expect("a page has a size");
         for (begin, end) in read_only_segments(page) {
             for address in (begin..end).step_by(page) {
-                // SAFETY: it lies in a segment of this program, which is mapped, at least for reading.
+                // SAFETY: the address is in a segment of this program, which is mapped, at least for reading.
                 unsafe { ptr::with_exposed_provenance::<u8>(address).read_volatile() };
             }
         }

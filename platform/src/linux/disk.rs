@@ -1,10 +1,10 @@
 //! The real disk: one system call per operation, all relative to open directories.
 //!
-//! What always holds: below the root no component is ever a followed link; nothing that blocks or has side effects is
-//! opened; descriptors are closed on exec. The root itself may be a link (people move data directories), is opened anew
-//! for each call, and may be missing.
+//! Always holds: below the root no link is followed; nothing that blocks or has side effects is opened;
+//! descriptors are closed on exec. The root itself may be a link (people move data directories), is opened
+//! anew for each call, and may be missing.
 //!
-//! Leaves to others: the order of calls, retries, and what a failure means: `files`.
+//! Leaves to others: the order of calls, retries, and the consequences of failures: `files`.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, FileType};
@@ -25,14 +25,14 @@ use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 
 use crate::files::{Entry, Kind, Listing, Operations, ReadOutcome};
 
-/// Flags of everything opened here.
+/// Flags of all calls that open something here.
 const CAREFUL: OFlag =
     OFlag::O_CLOEXEC.union(OFlag::O_NOFOLLOW).union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY);
 
-/// Gives a file this size and all its room on the disk, without writing it.
+/// Gives a file this size and all its room on the disk, without writing its content.
 ///
 /// # Errors
-/// No room; `Unsupported` where the file system cannot: then write it.
+/// No room; `Unsupported` where the file system cannot do it: then write the content.
 pub fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     let bytes = bytes.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
     Ok(fallocate(file, FallocateFlags::empty(), 0, bytes)?)
@@ -81,7 +81,7 @@ fn step_into(directory: &OwnedFd, component: Component<'_>) -> io::Result<OwnedF
     };
     match openat(directory, name, CAREFUL | OFlag::O_DIRECTORY | OFlag::O_RDONLY, Mode::empty()) {
         Ok(next) => Ok(next),
-        // A link in place of a directory: the same to us as any other thing in its place.
+        // A link in place of a directory: treated like any other obstacle.
         Err(Errno::ELOOP) => Err(Errno::ENOTDIR.into()),
         Err(error) => Err(error.into()),
     }
@@ -113,7 +113,8 @@ fn kind_at(directory: &OwnedFd, name: &OsStr) -> io::Result<Kind> {
     Ok(kind_of(&fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)?))
 }
 
-/// Makes the directory that `path` names and its missing parents, each name durable. Follows links: it is the root.
+/// Makes the directory that `path` names and its missing parents, each name durable. Links are followed,
+/// because this is the root.
 pub(super) fn make_with_parents(path: &Path) -> io::Result<()> {
     if !path.is_dir() {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty() && *parent != path);
@@ -123,15 +124,15 @@ pub(super) fn make_with_parents(path: &Path) -> io::Result<()> {
             _ => {}
         }
     }
-    // Also when it was there: the process that made it may have been killed before the sync. `..` is the real parent of a link's
-    // target.
+    // Also when it existed: the process that made it may have been killed before the sync. `..` is the real
+    // parent, even if the path is a link.
     sync_directory(&File::open(path.join(".."))?)
 }
 
 fn sync_directory(directory: &File) -> io::Result<()> {
     match directory.sync_all() {
-        // fsync(2): this file system knows no such thing for directories (9p, some FUSE). Refusing every write would
-        // make the node worse, not its disk better.
+        // fsync(2): this file system does not support it for directories (9p, some FUSE). Refusing every
+        // write would make the node worse without making its disk better.
         Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => Ok(()),
         other => other,
     }
@@ -151,7 +152,7 @@ impl Operations for LinuxDisk {
 
     fn read(&self, path: &Path, limit: usize) -> io::Result<ReadOutcome> {
         let (directory, name) = self.locate(path)?;
-        // Looked at before it is opened: opening a device can have effects (a watchdog starts to run).
+        // Examined before it is opened: opening a device can have effects (a watchdog starts to run).
         match kind_at(&directory, name)? {
             Kind::File => {}
             other => return Ok(ReadOutcome::NotAFile(other)),
@@ -200,7 +201,7 @@ impl Operations for LinuxDisk {
                 Some(Type::Fifo) => Kind::Fifo,
                 Some(Type::Socket) => Kind::Socket,
                 Some(Type::CharacterDevice | Type::BlockDevice) => Kind::Device,
-                // Some file systems do not say.
+                // Some file systems do not report the type.
                 None => match kind_at(&kinds_from, &name) {
                     Ok(kind) => kind,
                     Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -227,8 +228,8 @@ impl Operations for LinuxDisk {
     }
 
     fn read_back(&self, handle: &mut File, limit: usize) -> io::Result<Vec<u8>> {
-        // The pages are clean after the sync, so the kernel drops them and the read asks the medium. A kernel or file
-        // system that keeps them makes the comparison weaker, not wrong.
+        // The pages are clean after the sync, so the kernel drops them and the read goes to the medium. If a
+        // kernel or file system keeps them, the comparison is weaker, but not wrong.
         let _ = posix_fadvise(&*handle, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
         handle.seek(SeekFrom::Start(0))?;
         read_up_to(handle, limit)
@@ -272,11 +273,12 @@ pub(crate) fn read_up_to(file: impl Read, limit: usize) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Tries to find a path that leads up and down again: the kernel refuses one while anything of the machine is renamed or mounted, for
-/// it cannot tell whether that leads out, and a container may rename all the time. One try in some is undisturbed.
+/// Most attempts to find a path that leads up and down again: the kernel refuses such a path while anything
+/// on the machine is renamed or mounted, because it cannot tell whether the path leads out, and a container
+/// may rename all the time. One attempt in a few is undisturbed.
 const PATH_TRIES: usize = 128;
 
-/// What lies at a path below a directory, found but not opened; no link leads further than `resolve` allows.
+/// The file at a path below a directory, found but not opened; no link leads further than `resolve` allows.
 pub(crate) fn find_below(root: &File, path: &Path, resolve: ResolveFlag) -> nix::Result<File> {
     let find = || {
         let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(resolve);
@@ -292,14 +294,15 @@ pub(crate) fn find_below(root: &File, path: &Path, resolve: ResolveFlag) -> nix:
     found
 }
 
-/// A regular file below a directory that a stranger filled, found but not opened: a device node may have its name, and opening one
-/// of the machine's devices has effects (`/dev/watchdog` begins to count). `None`: it is no file.
+/// A regular file below a directory that a stranger filled, found but not opened: a device node may have its
+/// name, and opening one of the machine's devices has effects (`/dev/watchdog` starts to count). `None` if it
+/// is not a file.
 pub(crate) fn find_file(root: &File, path: &Path, resolve: ResolveFlag) -> io::Result<Option<File>> {
     let found = find_below(root, path, resolve)?;
     Ok(found.metadata()?.is_file().then_some(found))
 }
 
-/// Opens for reading what was found.
+/// Opens a found file for reading.
 pub(crate) fn reopen(found: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))
 }

@@ -1,9 +1,9 @@
-//! The machine's memory of its last reset: the watchdog driver's boot status, and pstore's panic records.
+//! The machine's traces of its last reset: the watchdog driver's boot status, and pstore's panic records.
 //!
-//! What always holds: the search is bounded in depth, names and bytes; a record of an oops (after which the kernel went
-//! on) is not a panic; a missing directory means no evidence.
+//! Always holds: the search is bounded in depth, names and bytes; a record of an oops (after which the kernel
+//! went on) is not a panic; a missing directory means no evidence.
 //!
-//! Leaves to others: which evidence was believed before: `exit`.
+//! Leaves to others: the evidence that was used before (`exit`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use crate::exit::{PANIC_RECORDS_LIMIT, ResetTraces, fingerprint};
 
 /// `WDIOF_CARDRESET` of linux/watchdog.h: the card reset the machine.
 const WDIOF_CARDRESET: u64 = 0x20;
-/// Most watchdog devices looked at.
+/// Most watchdog devices that are examined.
 const WATCHDOGS_LIMIT: usize = 16;
-/// Most names looked at in each of pstore's directories.
+/// Most names that are examined in each of pstore's directories.
 const NAMES_LIMIT: usize = 4096;
-/// Bytes of a record that its fingerprint is taken of; parts are a few KiB.
+/// Bytes of a record from which its fingerprint is made; parts are a few KiB.
 const RECORD_BYTES: usize = 64 * 1024;
-/// systemd-pstore files records two directories deep.
+/// systemd-pstore stores records two directories deep.
 const DEPTH_LIMIT: usize = 3;
 
 /// The machine's own traces.
@@ -89,7 +89,7 @@ fn gather(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten().take(NAMES_LIMIT) {
         match entry.file_type() {
             Ok(kind) if kind.is_dir() => gather(&entry.path(), deeper, found),
-            // `dmesg.txt` is put together from the parts and would make one panic look like two.
+            // `dmesg.txt` is assembled from the parts and would make one panic look like two.
             Ok(kind) if kind.is_file() && entry.file_name().as_encoded_bytes().starts_with(b"dmesg-") => {
                 found.push(entry.path());
             }
@@ -98,7 +98,7 @@ fn gather(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The fingerprint of a record that may be a panic's.
+/// The fingerprint of a record, if it may be a panic's.
 fn panic_record(path: &Path) -> Option<String> {
     let content = match read_regular(path, RECORD_BYTES) {
         Ok(content) => content,
@@ -107,7 +107,8 @@ fn panic_record(path: &Path) -> Option<String> {
             return None;
         }
     };
-    // The first line is `Panic#2 Part1`, `Oops#1 Part1`, ...; a compressed record does not show it and counts.
+    // The first line is `Panic#2 Part1`, `Oops#1 Part1`, ...; a compressed record does not show it, and
+    // counts as a panic.
     let survived = ["Oops#", "Shutdown#", "Restart#", "Halt#", "Poweroff#", "Power off#"];
     let survived = survived.iter().any(|reason| content.starts_with(reason.as_bytes()));
     (!survived && !content.is_empty()).then(|| fingerprint(&content))

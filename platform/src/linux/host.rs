@@ -1,6 +1,7 @@
 //! Facts about a Linux host, from /proc, /sys, /etc, statvfs and getifaddrs.
 //!
-//! What always holds: each call reads a handful of small files; one that is missing or odd costs its own fact only.
+//! Always holds: each call reads a handful of small files; one that is missing or odd affects only its own
+//! fact.
 //!
 //! Leaves to others: thresholds and reporting.
 
@@ -24,7 +25,7 @@ use crate::host::{
 
 /// Most file descriptors counted; more than this is a leak whatever the number.
 const FDS_LIMIT: usize = 65_536;
-/// Most interface addresses looked at.
+/// Most interface addresses that are examined.
 const INTERFACES_LIMIT: usize = 4096;
 
 /// Most bytes read of a routing table: 30,000 routes. The kernel lists the default route of IPv6 last.
@@ -38,8 +39,8 @@ pub struct LinuxHost {
 }
 
 impl LinuxHost {
-    /// The machine under `roots`; disk figures are of the file system that holds `root_dir` (or its nearest existing
-    /// parent).
+    /// The machine under `roots`; disk figures are of the file system that holds `root_dir` (or its nearest
+    /// existing parent).
     pub fn new(roots: Roots, root_dir: impl Into<PathBuf>) -> Self {
         Self { roots, root_dir: root_dir.into() }
     }
@@ -55,7 +56,8 @@ impl LinuxHost {
         stored.unwrap_or_else(|| self.derived_machine_id(hardware))
     }
 
-    /// For images without one (`uninitialized`, read-only /etc): the same on every boot, different on every board.
+    /// For images without one (`uninitialized`, read-only /etc): the same on every boot, different on every
+    /// board.
     fn derived_machine_id(&self, hardware: Option<&str>) -> String {
         let source = hardware.map(str::to_string).or_else(|| self.lowest_mac()).unwrap_or_default();
         if source.is_empty() {
@@ -85,7 +87,8 @@ impl LinuxHost {
             self.roots.proc.join("device-tree/system-id"),
             self.roots.proc.join("device-tree/serial-number"),
         ];
-        // Firmware that was never given an identity says all zeros or all ones: the same on every such board.
+        // Firmware that was never given an identity reports all zeros or all ones, the same on every such
+        // board.
         let real = |id: &String| {
             let digits = || id.bytes().filter(|byte| !matches!(byte, b'-' | b' '));
             digits().any(|byte| byte != b'0') && digits().any(|byte| !byte.eq_ignore_ascii_case(&b'f'))
@@ -114,8 +117,8 @@ impl LinuxHost {
         )
     }
 
-    /// Whether this is a bridge for containers of this machine alone: none of its ports is a device, or made of one. Its address means
-    /// another machine to everybody else.
+    /// True for a bridge that only connects containers of this machine: none of its ports is a device, or
+    /// made of one. To other machines its address means another machine.
     fn is_inner_bridge(&self, interface: &str) -> bool {
         let class = self.roots.sys.join("class/net");
         let own = class.join(interface);
@@ -133,11 +136,11 @@ impl LinuxHost {
         !ports.flatten().take(INTERFACES_LIMIT).any(|port| leads_out(&class.join(port.file_name())))
     }
 
-    /// Line by line: a router's table is long, and little of it matters here.
+    /// Reads line by line: a router's table is long, and little of it is needed here.
     fn routes(&self, table: &str) -> impl Iterator<Item = String> + use<> {
         let file = open_fact(&self.roots.proc.join(table)).ok();
         let lines = file.map(|file| BufReader::new(file.take(ROUTES_LIMIT)).split(b'\n'));
-        // an interface's name is any bytes
+        // an interface's name may contain any bytes
         lines
             .into_iter()
             .flatten()
@@ -217,7 +220,7 @@ impl HostFacts for LinuxHost {
             let available = std::thread::available_parallelism().ok()?;
             u32::try_from(available.get()).ok()
         });
-        // As upstream: whichever of the two limits is reached first.
+        // As upstream: the limit that is reached first.
         let pids = [limit("sys/kernel/pid_max"), limit("sys/kernel/threads-max")];
         Capacity {
             cpus: cpus.unwrap_or(1),

@@ -1,7 +1,7 @@
-//! The marks of a file that keep even root from removing it: `chattr +i` and `+a`.
+//! The attributes of a file that keep even root from removing it: `chattr +i` and `+a`.
 //!
-//! What always holds: nothing but a regular file or a directory is opened for them, and no link is followed. A file system without such
-//! marks has none. Leaves to others: which files may lose them.
+//! Always holds: only regular files and directories are opened for them, and no link is followed. Files on a
+//! file system without such attributes have none. Leaves to others: the choice of files that may lose them.
 #![allow(unsafe_code, reason = "the ioctls for marks of files have no safe wrapper in nix")]
 
 use std::ffi::CStr;
@@ -12,14 +12,14 @@ use nix::fcntl::{AtFlags, OFlag, openat};
 use nix::libc::{self, c_int};
 use nix::sys::stat::{Mode, fstatat};
 
-/// `FS_IMMUTABLE_FL` and `FS_APPEND_FL`, which the kernel's headers have and libc has not.
+/// `FS_IMMUTABLE_FL` and `FS_APPEND_FL`, which the kernel's headers define and libc does not.
 const MARKS: c_int = 0x10 | 0x20;
 
-/// Takes them from an open file or directory; true: it had one, and has none now.
+/// Removes them from an open file or directory; returns true if it had one, and has none now.
 pub(crate) fn unmark(file: impl AsFd) -> bool {
     let fd = file.as_fd().as_raw_fd();
     let mut flags: c_int = 0;
-    // SAFETY: the kernel writes an int to `flags`, which is one, whatever the request's name says of its size.
+    // SAFETY: the kernel writes an int to `flags`, which is one, whatever size the request's name suggests.
     let known = unsafe { libc::ioctl(fd, libc::FS_IOC_GETFLAGS as _, &raw mut flags) };
     if Errno::result(known).is_err() || flags & MARKS == 0 {
         return false;
@@ -30,7 +30,7 @@ pub(crate) fn unmark(file: impl AsFd) -> bool {
     Errno::result(done).is_ok()
 }
 
-/// The same for what has this name in a directory.
+/// The same for the file of this name in a directory.
 pub(crate) fn unmark_in(directory: impl AsFd, name: &CStr) -> bool {
     let Ok(found) = fstatat(&directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) else { return false };
     if ![libc::S_IFREG, libc::S_IFDIR].contains(&(found.st_mode & libc::S_IFMT)) {

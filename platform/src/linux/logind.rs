@@ -1,11 +1,11 @@
-//! The machine's shutdown, which logind holds up while somebody has a delay of it: over the system's message bus, in the six messages
-//! that this takes.
+//! The machine's shutdown, which logind delays while a program holds a delay lock: over the system's message
+//! bus, in the six messages that this takes.
 //!
-//! What always holds: a message has a limit, and each call a time; whatever the other side sends is an error at most. Only logind is
-//! believed: the bus passes on signals of everybody, a container that has its socket among them. A delay ends with its descriptor, so
-//! that of an agent that is gone holds up nothing.
+//! Always holds: messages and the time of calls are limited; invalid data from the other side causes an error
+//! at most. Only logind's signals count: the bus passes on anybody's, including those of a container that has
+//! its socket. A delay lock ends with its descriptor, so that of a dead agent delays nothing.
 //!
-//! Leaves to others: what is done meanwhile, and connecting again.
+//! Leaves to others: the work during the delay, and reconnecting.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write as _};
@@ -16,16 +16,17 @@ use std::time::{Duration, Instant};
 
 use crate::workloads::receive;
 
-/// Where the system's bus listens.
+/// The socket of the system's bus.
 pub const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
 
-/// How long a call may take: logind answers within milliseconds, and starts on demand within seconds.
+/// Longest time of a call: logind answers within milliseconds, and starts on demand within seconds.
 const CALL: Duration = Duration::from_secs(20);
-/// Longest message that is read; those of the bus that are meant for us have 200 bytes.
+/// Longest message that is read; the bus's messages for us have 200 bytes.
 const MESSAGE_BYTES: usize = 64 * 1024;
 /// Longest line of the greeting.
 const LINE_BYTES: usize = 1024;
-/// Signals that came while an answer was awaited; of strangers half as many, so that there is room for logind's.
+/// Most signals that are kept while an answer is awaited; of strangers half as many, so that there is room
+/// for logind's.
 const KEPT: usize = 16;
 
 const LOGIND: &str = "org.freedesktop.login1";
@@ -35,7 +36,7 @@ const BUS: &str = "org.freedesktop.DBus";
 const BUS_PATH: &str = "/org/freedesktop/DBus";
 const SIGNAL: &str = "PrepareForShutdown";
 
-/// A delay of the machine's shutdown; dropped, it is over.
+/// A delay lock on the machine's shutdown; it is released when dropped.
 #[derive(Debug)]
 pub struct Delay(#[allow(dead_code, reason = "it counts by being open")] OwnedFd);
 
@@ -44,9 +45,9 @@ pub struct Delay(#[allow(dead_code, reason = "it counts by being open")] OwnedFd
 pub struct Logind {
     stream: UnixStream,
     serial: u32,
-    /// Whether shutdowns began or were cancelled, as heard, and from whom.
+    /// Signals received: their senders, and true if a shutdown began, false if it was cancelled.
     heard: VecDeque<(String, bool)>,
-    /// The bus's name for logind's connection, as far as it is known.
+    /// The bus's name for logind's connection, if known.
     owner: String,
 }
 
@@ -60,18 +61,18 @@ enum Argument<'a> {
 use Argument::{Number, Text};
 
 impl Logind {
-    /// Connects to the bus, and asks to be told of shutdowns.
+    /// Connects to the bus, and subscribes to the start of shutdowns.
     ///
     /// # Errors
-    /// There is no bus, or it does not let us in.
+    /// The bus does not exist, or refuses the connection.
     pub fn connect(bus: &Path) -> io::Result<Self> {
         Self::over(UnixStream::connect(bus)?)
     }
 
-    /// The same by a connection to the bus that is there.
+    /// The same over an existing connection to the bus.
     ///
     /// # Errors
-    /// The bus does not let us in.
+    /// The bus refuses the connection.
     pub fn over(stream: UnixStream) -> io::Result<Self> {
         stream.set_write_timeout(Some(CALL))?;
         let mut logind = Self { stream, serial: 0, heard: VecDeque::new(), owner: String::new() };
@@ -84,25 +85,25 @@ impl Logind {
         Ok(logind)
     }
 
-    /// The longest that logind waits for delays.
+    /// The longest time for which logind waits for delay locks.
     ///
     /// # Errors
-    /// It did not say.
+    /// It did not answer.
     pub fn longest_delay(&mut self) -> io::Result<Duration> {
         let value = self.property("InhibitDelayMaxUSec", "t")?;
         Ok(Duration::from_micros(Reader { bytes: &value, at: VALUE }.wide()?))
     }
 
-    /// Whether a shutdown is under way.
+    /// True if a shutdown is in progress.
     ///
     /// # Errors
-    /// It did not say.
+    /// It did not answer.
     pub fn is_stopping(&mut self) -> io::Result<bool> {
         let value = self.property("PreparingForShutdown", "b")?;
         Ok(Reader { bytes: &value, at: VALUE }.number()? != 0)
     }
 
-    /// A variant of this type, which has one letter.
+    /// The value of a property of this type, which has one letter.
     fn property(&mut self, name: &str, expected: &str) -> io::Result<Vec<u8>> {
         let arguments = [Text(LOGIND_MANAGER), Text(name)];
         let answer = self.call(LOGIND, LOGIND_PATH, "org.freedesktop.DBus.Properties", "Get", &arguments)?;
@@ -113,7 +114,7 @@ impl Logind {
         Ok(answer.body)
     }
 
-    /// Has logind read its configuration again.
+    /// Makes logind read its configuration again.
     ///
     /// # Errors
     /// systemd refused.
@@ -123,10 +124,10 @@ impl Logind {
         self.call("org.freedesktop.systemd1", path, manager, "KillUnit", &arguments).map(drop)
     }
 
-    /// Takes a delay of the next shutdown.
+    /// Takes a delay lock for the next shutdown.
     ///
     /// # Errors
-    /// logind refused; one that is under way cannot be delayed any more.
+    /// logind refused; a shutdown in progress cannot be delayed any more.
     pub fn delay(&mut self, who: &str, why: &str) -> io::Result<Delay> {
         let arguments = [Text("shutdown"), Text(who), Text(why), Text("delay")];
         let mut answer = self.call(LOGIND, LOGIND_PATH, LOGIND_MANAGER, "Inhibit", &arguments)?;
@@ -137,7 +138,7 @@ impl Logind {
             .ok_or_else(|| unexpected("an answer to Inhibit without a descriptor"))
     }
 
-    /// Waits until a shutdown begins (true) or is cancelled.
+    /// Waits until a shutdown begins (true) or is cancelled (false).
     ///
     /// # Errors
     /// The connection is lost.
@@ -164,7 +165,7 @@ impl Logind {
         }
     }
 
-    /// The bus itself writes who sent a message; logind has another name there whenever it was started again.
+    /// The bus itself writes the sender into each message; logind gets another name whenever it is restarted.
     fn is_logind(&mut self, sender: &str) -> io::Result<bool> {
         if sender.is_empty() || sender == self.owner {
             return Ok(!sender.is_empty());
@@ -172,7 +173,7 @@ impl Logind {
         let answer = self.call(BUS, BUS_PATH, BUS, "GetNameOwner", &[Text(LOGIND)]);
         self.owner = match answer {
             Ok(answer) => Reader { bytes: &answer.body, at: 0 }.text()?,
-            // nobody has the name
+            // no connection has the name
             Err(error) if error.kind() == ErrorKind::Other => String::new(),
             Err(error) => return Err(error),
         };
@@ -190,7 +191,7 @@ impl Logind {
         self.stream.write_all(b"BEGIN\r\n")
     }
 
-    /// Byte by byte, for what follows the line must stay.
+    /// Reads byte by byte, because the bytes after the line must stay.
     fn expect_line(&mut self, expected: &str) -> io::Result<()> {
         let mut line = Vec::new();
         while !line.ends_with(b"\r\n") && line.len() < LINE_BYTES {
@@ -225,7 +226,7 @@ impl Logind {
             kind => io::Error::new(kind, format!("{member} of {to}: {error}")),
         };
         loop {
-            // others may send signals without end meanwhile
+            // others may send any number of signals meanwhile
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(within(ErrorKind::TimedOut.into()));
@@ -279,7 +280,7 @@ fn unexpected(what: &str) -> io::Error {
 
 /// Bytes of a message before its fields.
 const HEAD: usize = 16;
-/// Where the value of a variant begins whose type has one letter, but for its padding.
+/// Offset of the value in a variant whose type has one letter, without its padding.
 const VALUE: usize = 3;
 const LITTLE_ENDIAN: u8 = b'l';
 const METHOD_CALL: u8 = 1;
@@ -293,7 +294,7 @@ const DESTINATION: u8 = 6;
 const SENDER: u8 = 7;
 const SIGNATURE: u8 = 8;
 
-/// What of a message is of interest.
+/// The parts of a message that are used.
 #[derive(Debug, Default)]
 struct Message {
     reply_to: Option<u32>,
@@ -334,7 +335,7 @@ impl Message {
     }
 }
 
-/// How much follows this head.
+/// The number of bytes after this head.
 fn rest_of(head: &[u8]) -> io::Result<usize> {
     if head.first() != Some(&LITTLE_ENDIAN) {
         return Err(unexpected("a message in another byte order"));
@@ -391,7 +392,8 @@ fn message(kind: u8, serial: u32, mut fields: Vec<u8>, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What has its own place in a message of eights has the same in the message.
+/// Pads to a multiple of `unit`: a message begins at a multiple of eight, so offsets within it give the right
+/// alignment.
 fn pad(bytes: &mut Vec<u8>, unit: usize) {
     bytes.resize(bytes.len().next_multiple_of(unit), 0);
 }
@@ -525,7 +527,7 @@ mod tests {
             self.send(SIGNAL_KIND, &fields, None, &u32::from(begins).to_le_bytes());
         }
 
-        /// Answers who logind is.
+        /// Answers with the name of logind's connection.
         fn name(&mut self, owner: &str) {
             let serial = self.call();
             let mut body = Vec::new();
@@ -556,7 +558,7 @@ mod tests {
         message(kind, 7, fields, body)
     }
 
-    /// Runs the bus's side beside a client that has been let in.
+    /// Runs the bus's side beside a connected client.
     fn with_bus(
         name: &str,
         play: impl FnOnce(&mut Bus) + Send + 'static,
@@ -605,7 +607,7 @@ mod tests {
         assert_eq!(pipe.read(&mut [0]).unwrap(), 0, "nobody holds it any more");
     }
 
-    /// Anybody may send a signal by the system's bus, to everybody or to one connection.
+    /// Any program may send a signal over the system's bus, to all or to one connection.
     #[test]
     fn signals_of_others_than_logind_are_not_believed() {
         let (mut logind, bus) = with_bus("stranger", |bus| {
@@ -613,7 +615,7 @@ mod tests {
             bus.name(":1.5");
             bus.signal("", true);
             bus.signal(":1.5", false);
-            // logind was started again
+            // logind was restarted
             bus.signal(":1.9", true);
             bus.name(":1.9");
             bus.signal(":1.5", false);

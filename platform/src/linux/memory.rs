@@ -1,7 +1,7 @@
-//! How much memory this process may have: the machine's, or less where a control group says so.
+//! The memory that this process may use: the machine's, or less if a control group limits it.
 //!
-//! Always holds: an unreadable or invalid file sets no limit. The machine's size comes from the kernel by a call, because a service may
-//! run without /proc/meminfo.
+//! Always holds: an unreadable or invalid file sets no limit. The machine's size is obtained by a system
+//! call, because a service may run without /proc/meminfo.
 
 use std::fs;
 use std::path::Path;
@@ -13,15 +13,15 @@ use super::Roots;
 /// Longest file that is read.
 const FILE_BYTES: usize = 64 * 1024;
 
-/// Bytes of memory that this process can have at most: the smallest limit of its control groups and those above them, version 1
-/// or 2, and the machine's memory.
+/// The most bytes of memory that this process can get: the smallest limit of its control groups and those
+/// above them, version 1 or 2, and the machine's memory.
 pub fn memory_limit(roots: &Roots) -> u64 {
     let machine = sysinfo().map_or(u64::MAX, |info| info.ram_total());
     let text = fs::read_to_string(roots.proc.join("self/cgroup")).unwrap_or_default();
     groups_limit(&text, &roots.sys.join("fs/cgroup")).map_or(machine, |limit| limit.min(machine))
 }
 
-/// The smallest limit of the groups that `/proc/self/cgroup` names, below the place where they are mounted.
+/// The smallest limit of the groups listed in `/proc/self/cgroup`, below the place where they are mounted.
 fn groups_limit(groups: &str, mounted: &Path) -> Option<u64> {
     let of = |line: &str| {
         let (_, rest) = line.split_once(':')?;
@@ -34,7 +34,7 @@ fn groups_limit(groups: &str, mounted: &Path) -> Option<u64> {
             _ => return None,
         };
         let below = Path::new(path.trim_start_matches('/'));
-        // the last one is the root, which is what a container sees of its own group
+        // the last one is the root, which is where a container sees its own group
         below.ancestors().filter_map(|group| number(&root.join(group).join(file))).min()
     };
     groups.lines().filter_map(of).min()

@@ -1,9 +1,9 @@
 //! The real board: Linux.
 //!
-//! What always holds: no `unsafe`; every place read from is under one of [`Roots`], so tests run on a made-up machine;
-//! everything read has a limit and nothing read can panic.
+//! Always holds: no `unsafe`; every path is below one of [`Roots`], so tests run on a made-up machine;
+//! everything that is read has a limit, and no content can cause a panic.
 //!
-//! Leaves to others: nothing is decided here.
+//! Leaves to others: all decisions.
 
 mod beneath;
 mod claim;
@@ -63,16 +63,16 @@ pub use usage::{
 pub(crate) use disk::{find_below, find_file, read_up_to, reopen};
 pub(crate) use usage::word_after;
 
-/// Files below `root` on the real disk. Touches nothing until asked; the root is made by the first write.
+/// Files below `root` on the real disk. Does nothing until it is used; the first write makes the root.
 pub fn files(root: impl Into<PathBuf>) -> Arc<DurableFiles<LinuxDisk>> {
     Arc::new(DurableFiles::new(LinuxDisk::new(root)))
 }
 
-/// Has the kernel ask a silent TCP peer whether it is there: `after` so long, each `interval`, until `probes` have no answer, which ends
-/// the connection with an error. In seconds; parts of one count for nothing.
+/// Makes the kernel probe a silent TCP peer: after `after`, at each `interval`, until `probes` were
+/// unanswered, which ends the connection with an error. In whole seconds; fractions are dropped.
 ///
 /// # Errors
-/// It is no TCP socket, or the kernel refuses the times.
+/// It is not a TCP socket, or the kernel refuses the times.
 pub fn probe_idle_peer(
     socket: &impl AsFd,
     after: Duration,
@@ -86,8 +86,8 @@ pub fn probe_idle_peer(
     Ok(setsockopt(socket, sockopt::KeepAlive, &true)?)
 }
 
-/// Raises this process's limit of open files to the most that it may have. Returns the limit; the present one if the system does not
-/// allow more.
+/// Raises this process's limit of open files as far as permitted. Returns the limit; the present one if the
+/// system allows no more.
 ///
 /// # Errors
 /// The limit cannot be read.
@@ -103,17 +103,17 @@ pub fn raise_descriptor_limit() -> io::Result<u64> {
 /// The machine's memory in bytes, also where `/proc/meminfo` is hidden.
 ///
 /// # Errors
-/// The system does not say.
+/// The system does not report it.
 pub fn total_memory() -> io::Result<u64> {
     Ok(nix::sys::sysinfo::sysinfo()?.ram_total())
 }
 
-/// Whether this process may do what only root may, such as starting containers.
+/// True if this process has root's rights, which it needs for example to start containers.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// For how long the calling thread was running since it began.
+/// The processor time of the calling thread since it began.
 ///
 /// # Errors
 /// The system does not count it.
@@ -122,8 +122,8 @@ pub fn thread_time() -> io::Result<Duration> {
     Ok(time.into())
 }
 
-/// The whole content of a regular file that the operator named: links are followed, for `/etc` is often made of them;
-/// anything else that is not a file is refused without blocking on it.
+/// The whole content of a regular file that the operator named: links are followed, because `/etc` is often
+/// made of them; anything else that is not a file is refused without blocking.
 pub fn read_named_file(path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> {
     let file = open_named_file(path)?;
     let failed = |source| ReadError::Io { operation: "read", path: path.to_path_buf(), source };
@@ -136,7 +136,7 @@ pub fn read_named_file(path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> 
     Ok(content)
 }
 
-/// A regular file that the operator named, to be read, as [`read_named_file`] finds it.
+/// Opens a regular file that the operator named for reading, by the rules of [`read_named_file`].
 pub fn open_named_file(path: &Path) -> Result<File, ReadError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => ReadError::NotFound { path: path.to_path_buf() },
@@ -146,7 +146,7 @@ pub fn open_named_file(path: &Path) -> Result<File, ReadError> {
         Kind::File => Ok(()),
         kind => Err(ReadError::NotAFile { path: path.to_path_buf(), kind }),
     };
-    // Looked at before it is opened: opening a device can have effects.
+    // Examined before it is opened: opening a device can have effects.
     check(path.metadata().map_err(failed)?)?;
     let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
@@ -159,7 +159,7 @@ pub fn previous_exit(files: Arc<dyn Files>, roots: Roots) -> RecordedExit<LinuxT
     RecordedExit::new(files, LinuxTraces::new(roots))
 }
 
-/// Where the machine describes itself.
+/// The paths where the machine describes itself.
 #[derive(Clone, Debug)]
 pub struct Roots {
     /// `/proc`.
@@ -194,10 +194,11 @@ impl Roots {
     }
 }
 
-/// Longest text taken from `/proc`, `/sys` or `/etc`, in bytes: os-release and meminfo are under 4 KiB.
+/// Longest text that is read from `/proc`, `/sys` or `/etc`, in bytes: os-release and meminfo are under 4
+/// KiB.
 const FACT_LIMIT: u64 = 16 * 1024;
 
-/// A pipe in its place does not block.
+/// Opens without blocking if there is a pipe in its place.
 fn open_fact(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)
 }

@@ -1,9 +1,11 @@
-//! The directories that the agent keeps its state in, cleared of what a damaged disk made of them.
+//! The directories in which the agent keeps its state, cleared of obstacles that a damaged disk left in their
+//! place.
 //!
-//! Always holds: a directory stays, also one that a link leads to, and so does what cannot be looked at; anything else is renamed, never
-//! removed; of two programs that clear the same place one does.
+//! Always holds: a directory stays, also one that a link leads to, and so does a path that cannot be
+//! examined; anything else is renamed, never removed; of two programs that clear the same place only one
+//! does.
 //!
-//! Leaves to others: making the directory, and what its loss means.
+//! Leaves to others: making the directory, and the consequences of its loss.
 
 use std::fs;
 use std::io;
@@ -13,7 +15,8 @@ use super::claim::{lock, open_directory};
 use super::files;
 use crate::files::{Displaced, SET_ASIDE_KEPT, WriteError, aside_name, clear_for_directory};
 
-/// Makes way for a directory that only this program makes: renames, durably, a file, a device, or a link that leads to no directory.
+/// Makes way for a directory that only this program makes: renames, durably, a file, a device, or a link that
+/// does not lead to a directory.
 ///
 /// # Errors
 /// It could not be renamed: it is still there.
@@ -27,8 +30,8 @@ pub fn make_way(directory: &Path) -> Result<Option<Displaced>, WriteError> {
     Ok(displaced.map(|it| Displaced { path: directory, now: parent.join(it.now), ..it }))
 }
 
-/// Makes way for a directory that other programs may make, too: one that comes between the look and the rename would be renamed.
-/// While another has the parent's lock, nothing is done.
+/// Makes way for a directory that other programs may also make: without the lock, a directory made between
+/// the check and the rename would be renamed. It does nothing while another process holds the parent's lock.
 ///
 /// # Errors
 /// It could not be renamed: it is still there.
@@ -41,14 +44,14 @@ pub fn make_way_alone(directory: &Path) -> Result<Option<Displaced>, WriteError>
     }
 }
 
-/// What [`make_way`] renamed, now or in earlier runs, and is still there.
+/// The things that [`make_way`] renamed, now or in earlier runs, if they still exist.
 pub fn set_aside_from(directory: &Path) -> Vec<PathBuf> {
     let Some((parent, name)) = located(directory) else { return Vec::new() };
     let names = (1..=SET_ASIDE_KEPT + 1).map(|number| parent.join(aside_name(&name, number)));
     names.filter(|path| fs::symlink_metadata(path).is_ok()).collect()
 }
 
-/// Of a link: where it leads. A disk that does not answer proves nothing.
+/// For a link, its target is examined. A disk that does not answer proves nothing.
 fn may_be_directory(path: &Path) -> bool {
     match path.metadata() {
         Ok(found) => found.is_dir(),
@@ -73,7 +76,7 @@ mod tests {
     use kedge_rig::Scratch;
     use std::os::unix::fs::symlink;
 
-    /// Puts something in place of the directory `state`, and looks what became of it.
+    /// Puts something in place of the directory `state`, and checks what happens to it.
     #[track_caller]
     fn check(put: impl Fn(&Path, &Path), expect: Option<Kind>) {
         let scratch = Scratch::new("place").unwrap();

@@ -1,10 +1,12 @@
-//! The running program, and its replacement by itself in place: exec with the same arguments, environment and process id.
+//! The running program, and its replacement by itself in place: exec with the same arguments, environment and
+//! process id.
 //!
-//! What always holds: only the very file that runs is started, never another version that was installed meanwhile; a signal
-//! that asks for a stop and comes between two images is not lost, for it stays pending and blocked until the next image has
-//! its handlers; every descriptor but the standard three is closed on exec.
+//! Always holds: only the very file that runs is started, never another version that was installed
+//! meanwhile; a signal that asks for a stop between two images is not lost, because it stays pending and
+//! blocked until the next image has its handlers; every descriptor except the standard three is closed on
+//! exec.
 //!
-//! Leaves to others: whether to replace it, and how often (`replace`).
+//! Leaves to others: the decision to replace it, and its rate limit (`replace`).
 
 use std::ffi::CString;
 use std::fmt;
@@ -16,12 +18,13 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::signal::{SigSet, Signal};
 
-/// The link to the program that runs, whatever lies at its path now.
+/// The link to the running program, whatever file its path names now.
 const OWN_IMAGE: &str = "/proc/self/exe";
 
-/// Signals that ask the agent for something, and those that people send by hand because they mean something to other programs:
-/// unless they are taken they kill it, and a kill counts against the configuration. Blocked in every thread but the main one, so that
-/// only it takes them, and there while the program replaces itself.
+/// Signals that ask the agent for something, and signals that people send by hand because other programs
+/// react to them: unhandled they would kill the agent, and a kill counts against the configuration. They are
+/// blocked in all threads except the main one, so that only that one receives them, and there while the
+/// program replaces itself.
 const STOP_SIGNALS: [Signal; 6] =
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2];
 
@@ -29,23 +32,24 @@ fn stop_signals() -> SigSet {
     STOP_SIGNALS.into_iter().collect()
 }
 
-/// Signals that ask for a stop wait from now on, in this thread and those it will start. Handlers run where they are not
-/// blocked: call it before the first thread is started.
+/// From now on, signals that ask for a stop stay pending, in this thread and those that it will start.
+/// Handlers run in threads where they are not blocked: call it before the first thread is started.
 pub fn block_stop_signals() {
     stop_signals().thread_block().expect("a set of valid signals can be blocked");
 }
 
-/// They are delivered to this thread again, also those that came before. Call it once their handlers are in place.
+/// They are delivered to this thread again, including pending ones. Call it once their handlers are
+/// installed.
 pub fn unblock_stop_signals() {
     stop_signals().thread_unblock().expect("a set of valid signals can be unblocked");
 }
 
-/// Why the program cannot replace itself.
+/// The reason why the program cannot replace itself.
 #[derive(Debug)]
 pub enum ProgramError {
-    /// It is not known what runs.
+    /// The running program cannot be determined.
     Unknown(io::Error),
-    /// What lies at this path is not what runs: it was upgraded.
+    /// The file at this path is not the running program: it was upgraded.
     Changed(PathBuf),
 }
 
@@ -68,22 +72,22 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program that runs, if it still lies where it was started from.
+    /// The running program, if the file at its path is still the same.
     ///
     /// # Errors
-    /// It does not, or `/proc` does not tell.
+    /// It is not, or `/proc` does not show it.
     pub fn running() -> Result<Self, ProgramError> {
         let path = std::env::current_exe().map_err(ProgramError::Unknown)?;
         let own = Path::new(OWN_IMAGE).metadata().map_err(ProgramError::Unknown)?;
         check_same(&own, &path)?;
         let arguments: Vec<_> = std::env::args_os().collect();
-        // a service manager starts this path again, and a link on the way may lead to another version by now
+        // a service manager starts this path again, and a link in it may lead to another version by now
         if let Some(named) = arguments.first().map(Path::new).filter(|named| named.is_absolute()) {
             check_same(&own, named)?;
         }
         let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|error| ProgramError::Unknown(error.into()));
         Ok(Self {
-            // by its path, not by the link: the process keeps its name
+            // by its path, not by the link, so that the process keeps its name
             path: text(path.as_os_str().as_bytes().to_vec())?,
             arguments: arguments
                 .into_iter()
@@ -92,8 +96,9 @@ impl Program {
         })
     }
 
-    /// Replaces this process. All other threads end, and every descriptor that is closed on exec is closed; a thread in an
-    /// uninterruptible wait delays it until that ends, and nothing else of the process runs meanwhile. Returns only if it failed.
+    /// Replaces this process. All other threads end, and descriptors marked close-on-exec are closed; a
+    /// thread in an uninterruptible wait delays it until the wait ends, and no other code of the process runs
+    /// meanwhile. Returns only if it failed.
     pub fn replace(&self) -> io::Error {
         match nix::unistd::execv(&self.path, &self.arguments) {
             Ok(never) => match never {},

@@ -1,10 +1,11 @@
-//! Regular files where somebody else may have put a named pipe, a device, a directory, a socket or a link: below a directory that
-//! a container has, or on a disk that was damaged.
+//! Regular files in places where others may have put a named pipe, a device, a directory, a socket or a link:
+//! below a directory of a container, or on a damaged disk.
 //!
-//! What always holds: nothing else than a regular file is opened, no link in its place is followed, and nothing is waited for: a
-//! pipe that nobody reads, or a device, would hold the thread for ever. What is in the way is left there.
+//! Always holds: only a regular file is opened, no link in its place is followed, and no call waits: a
+//! pipe without a reader, or a device, would hold the thread for ever. An obstacle is left in place.
 //!
-//! Leaves to others: which files, and what becomes of what is in the way. Records are written by [`DurableFiles`](crate::files).
+//! Leaves to others: the choice of files, and the treatment of obstacles. Records are written by
+//! [`DurableFiles`](crate::files).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write as _};
@@ -16,7 +17,7 @@ use nix::fcntl::OFlag;
 use super::disk::{kind_of_type, read_up_to};
 use crate::files::Kind;
 
-/// Something else than a regular file has its name.
+/// Something other than a regular file has the name.
 #[derive(Debug)]
 struct NotRegular(Kind);
 
@@ -28,21 +29,21 @@ impl std::fmt::Display for NotRegular {
 
 impl std::error::Error for NotRegular {}
 
-/// What lies in the place of a regular file, if this is why one of these functions failed.
+/// The type of the obstacle in the place of a regular file, if one of these functions failed because of it.
 pub fn kind_in_its_place(error: &io::Error) -> Option<Kind> {
     error.get_ref().and_then(|why| why.downcast_ref::<NotRegular>()).map(|found| found.0)
 }
 
-/// Opens a regular file, or makes it, as `options` say; their own `custom_flags` do not count.
+/// Opens a regular file, or makes it, as `options` demand; their own `custom_flags` are ignored.
 ///
 /// # Errors
 /// Something else has its name ([`kind_in_its_place`]), or it cannot be opened.
 pub fn open_regular_as(path: &Path, options: &OpenOptions) -> io::Result<File> {
     let check = |kind| if kind == Kind::File { Ok(()) } else { Err(io::Error::other(NotRegular(kind))) };
-    // looked at before it is opened: opening a device can have effects
+    // examined before it is opened: opening a device can have effects
     match path.symlink_metadata() {
         Ok(found) => check(kind_of_type(found.file_type()))?,
-        // it may be made
+        // it may be created
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
@@ -87,7 +88,7 @@ pub fn write_regular(path: &Path, content: &[u8]) -> io::Result<()> {
     open_regular_as(path, File::options().write(true).create(true).truncate(true))?.write_all(content)
 }
 
-/// Opens the file of a lock, or makes it; its content, if any, stays.
+/// Opens the file of a lock, or makes it; its content is kept.
 ///
 /// # Errors
 /// Something else has its name, or it cannot be opened.

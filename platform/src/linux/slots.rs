@@ -1,6 +1,8 @@
-//! The board that runs, for updates of disk images: its partitions, by the kernel's own tables, its EFI partition, and its firmware.
+//! The running board, for updates of disk images: its partitions, from the kernel's own tables, its EFI
+//! partition, and its firmware.
 //!
-//! Always holds: a partition is looked for on one disk only, for another disk that is plugged in may have the same labels.
+//! Always holds: a partition is looked for on one disk only, because another disk that is plugged in may have
+//! the same labels.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -21,13 +23,13 @@ use nix::sys::statvfs::statvfs;
 use super::Roots;
 use crate::slots::{Cure, LIST, Slots, digest_of};
 
-/// The kernel counts a disk in these units, whatever its own.
+/// The kernel measures disks in these units, whatever their own.
 pub(super) const SECTOR_BYTES: u64 = 512;
 
-/// The disk that holds what is mounted on this path, as a folder of sysfs.
+/// The disk of the file system that is mounted on this path, as a folder of sysfs.
 ///
 /// # Errors
-/// It is on no partition of a disk.
+/// It is not on a partition of a disk.
 pub fn disk_of(sys: &Path, mounted: &Path) -> io::Result<PathBuf> {
     let device = mounted.metadata()?.dev();
     disk_with(sys, major(device), minor(device))
@@ -54,7 +56,7 @@ pub fn partitions(disk: &Path) -> BTreeMap<String, (String, u64)> {
 /// Bytes that root may still write to the file system there.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn free_bytes(path: &Path) -> io::Result<u64> {
     let room = statvfs(path)?;
     #[allow(clippy::unnecessary_cast, reason = "u32 on 32-bit boards")]
@@ -62,14 +64,15 @@ pub fn free_bytes(path: &Path) -> io::Result<u64> {
     Ok(blocks.saturating_mul(size))
 }
 
-/// Where the EFI partition is mounted.
+/// The mount point of the EFI partition.
 pub const EFI: &str = "/efi";
-/// How long a check of the EFI partition may take; it holds a few files.
+/// Longest time of a check of the EFI partition; it has only a few files.
 const REPAIR_SECS: &str = "120";
 /// systemd-boot's variable with the entry that it starts next, once.
 const ONE_START: &str = "firmware/efi/efivars/LoaderEntryOneShot-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 
-/// The board that runs. The EFI partition is written with the usual system calls, mounted, checked and repaired by the system's tools.
+/// The running board. The EFI partition is written with ordinary system calls; the system's tools mount,
+/// check and repair it.
 #[derive(Debug, Clone)]
 pub struct LinuxSlots {
     roots: Roots,
@@ -77,7 +80,7 @@ pub struct LinuxSlots {
 }
 
 impl LinuxSlots {
-    /// With the EFI partition mounted there.
+    /// A board with the EFI partition mounted there.
     pub fn new(roots: &Roots, efi: impl Into<PathBuf>) -> Self {
         Self { roots: roots.clone(), efi: efi.into() }
     }
@@ -87,7 +90,7 @@ impl LinuxSlots {
         if tool("mountpoint", &["-q".as_ref(), efi]).is_ok() {
             tool("umount", &[efi])?;
         }
-        // its exit code also says that something was repaired: the mount decides
+        // its exit code also reports successful repairs: the mount decides
         let check = ["-k", "10", REPAIR_SECS, "fsck.fat", "-a", "/dev/kedge/esp"].map(OsStr::new);
         let _ = tool("timeout", &check);
         tool("mount", &[efi])
@@ -97,7 +100,7 @@ impl LinuxSlots {
 /// Runs one of the system's programs, with our output.
 fn tool(program: &str, arguments: &[&OsStr]) -> io::Result<()> {
     let failed = |why: &dyn std::fmt::Display| io::Error::other(format!("{program} {arguments:?}: {why}"));
-    // what programs write to our output is for people, too, and no answer
+    // programs write messages for people to our standard output, which must not mix with our own answer
     let stderr = io::stderr().as_fd().try_clone_to_owned()?;
     let status = Command::new(program).args(arguments).stdin(Stdio::null()).stdout(stderr).status();
     match status.map_err(|error| failed(&error))? {
@@ -155,8 +158,8 @@ impl Slots for LinuxSlots {
         fs::remove_file(self.efi.join(path))
     }
 
-    /// FAT writes where a renamed file's content is later than its new name, so all of the file system is synced first; that does not
-    /// flush the disk, which takes the fsync.
+    /// FAT writes the start of a renamed file's content later than its new name, so the whole file system is
+    /// synced first; that does not flush the disk, so an fsync follows.
     fn settle(&self) -> io::Result<()> {
         let list = File::open(self.efi.join(LIST))?;
         syncfs(&list)?;
@@ -179,14 +182,14 @@ impl Slots for LinuxSlots {
     }
 }
 
-/// Keeps other updates and blessings out, as long as it is held; across programs, and until this one ends.
+/// Excludes other updates and blessings while it is held, in all programs; it ends with this one.
 #[derive(Debug)]
 pub struct SlotsLock(#[allow(dead_code, reason = "held, not used")] File);
 
 /// Takes the lock, or waits for it.
 ///
 /// # Errors
-/// Somebody has it, and `waits` is false: `WouldBlock`.
+/// Another program has it, and `waits` is false: `WouldBlock`.
 pub fn lock(path: &Path, waits: bool) -> io::Result<SlotsLock> {
     let file = super::open_lock(path)?;
     match waits {

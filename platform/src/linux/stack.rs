@@ -1,8 +1,9 @@
-//! A thread's stack: what it needed once is given back.
+//! A thread's stack: memory that it needed only once is given back.
 //!
-//! Always holds: only pages of the calling thread's own stack go, all of them below the frames that are in use. A handshake or the first
-//! reading of a configuration goes 50 to 100 KiB deep, and the thread then waits for days in the uppermost 8: without this those pages
-//! stay the process's own for as long.
+//! Always holds: only pages of the calling thread's own stack are given back, all of them below the frames
+//! that are in use. A handshake or the first reading of a configuration uses 50 to 100 KiB of stack, and the
+//! thread then waits for days in the uppermost 8: without this those pages would stay the process's own for
+//! as long.
 #![allow(unsafe_code, reason = "madvise and the bounds of a stack have no safe wrapper in nix")]
 
 use std::mem::MaybeUninit;
@@ -10,14 +11,14 @@ use std::ptr;
 
 use nix::libc;
 
-/// What stays below a variable of `give_back_stack`: the rest of its frame, that of `madvise`, the 128 bytes that a leaf function may use
-/// below its frame, and a reserve.
+/// Bytes kept below a variable of `give_back_stack`: the rest of its frame, that of `madvise`, the 128 bytes
+/// that a leaf function may use below its frame, and a reserve.
 const KEPT_BYTES: usize = 2 * 1024;
 
-/// Gives back the pages of this thread's stack below the caller's frame; calls that go as deep later get new ones. Nothing happens if
-/// the kernel or the C library refuses.
+/// Gives back the pages of this thread's stack below the caller's frame; later calls that need as much get
+/// new ones. It has no effect if the kernel or the C library refuses.
 ///
-/// Never inlined: a caller's frame may be larger than what is kept, and reach below the variable.
+/// Never inlined: a caller's frame may be larger than the part that is kept, and reach below the variable.
 #[inline(never)]
 pub fn give_back_stack() {
     let mark = 0_u8;
@@ -25,9 +26,10 @@ pub fn give_back_stack() {
     let (Some(lowest), Some(page)) = (lowest(), page_bytes()) else { return };
     let (begin, end) = (lowest.next_multiple_of(page), here.saturating_sub(KEPT_BYTES) / page * page);
     if begin < end {
-        // SAFETY: the range lies in this thread's own stack, which no other thread uses, and ends at least KEPT_BYTES below the frame
-        // of this function. Below the frames in use nothing is kept: neither the compiler nor a signal handler, whose frames are gone
-        // when it returns, reads there what it has not written since.
+        // SAFETY: the range is in this thread's own stack, which no other thread uses, and ends at least
+        // KEPT_BYTES below the frame of this function. Nothing below the frames in use is needed: neither the
+        // compiler nor a signal handler, whose frames are gone when it returns, reads memory there that it
+        // has not written since.
         let _ =
             unsafe { libc::madvise(ptr::without_provenance_mut(begin), end - begin, libc::MADV_DONTNEED) };
     }
@@ -36,7 +38,7 @@ pub fn give_back_stack() {
 /// The lowest address of this thread's stack.
 fn lowest() -> Option<usize> {
     let mut attributes = MaybeUninit::uninit();
-    // SAFETY: it fills `attributes`, or says that it did not.
+    // SAFETY: it fills `attributes`, or reports that it did not.
     if unsafe { libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) } != 0 {
         return None;
     }

@@ -1,7 +1,9 @@
-//! The board that runs, for opening its state partition: the kernel's tables and mounts, and the system's tools for ext4.
+//! The running board, for opening its state partition: the kernel's tables and mounts, and the system's tools
+//! for ext4.
 //!
-//! Always holds: the partition is that of the disk which holds the root, for another disk that is plugged in may have the same label. A
-//! disk that takes half a minute for each block would keep a check busy for hours, and no watchdog runs yet: each tool has a limit.
+//! Always holds: the partition is on the same disk as the root, because another disk that is plugged in may
+//! have the same label. Each tool has a time limit: a disk that takes half a minute for each block would keep
+//! a check busy for hours, and no watchdog runs yet.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -20,33 +22,35 @@ use super::{LinuxDisk, Roots, files, read_text};
 use crate::files::DurableFiles;
 use crate::state::{Check, StateBoard};
 
-/// How the file system is made: the program and its options, before the device. Tables are zeroed later, in the background.
+/// The program that makes the file system and its options, before the device. Tables are zeroed later, in the
+/// background.
 pub const MAKE: [&str; 7] =
     ["mkfs.ext4", "-q", "-F", "-L", "state", "-E", "lazy_itable_init=1,lazy_journal_init=1"];
-/// How it is checked at each start.
+/// The check at each start.
 pub const CORRECT: [&str; 3] = ["e2fsck", "-f", "-p"];
-/// How it is mounted. After an error the kernel no longer writes, and the next start repairs it.
+/// The mount options. After an error the kernel stops writing, and the next start repairs the file system.
 pub const OPTIONS: &str = "noatime,errors=remount-ro";
 
-/// The same, as the kernel's call takes it.
+/// The same as flags of the system call.
 const FLAGS: MsFlags = MsFlags::MS_NOATIME;
 const DATA: &str = "errors=remount-ro";
 const REPAIR: [&str; 3] = ["e2fsck", "-f", "-y"];
-/// Where nothing is set yet.
+/// Used where no PATH is set yet.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 /// The partition's label.
 const LABEL: &str = "state";
-/// A hundred times what a check of a large disk needs.
+/// A hundred times the duration of a check of a large disk.
 const CHECK_SECS: &str = "600";
-/// For looking at a superblock, and for a new partition table.
+/// Limit for reading a superblock, and for a new partition table.
 const SHORT_SECS: &str = "60";
-/// `timeout` returns this when it has ended a program, and this when it had to kill it; or when the kernel did, for want of memory.
+/// The exit codes of `timeout` after it ended a program, and after it, or the kernel for lack of memory,
+/// killed it.
 const ENDED: [i32; 2] = [124, 137];
-/// What of a tool's output is kept.
+/// Bytes of a tool's output that are kept.
 const OUTPUT_BYTES: usize = 4096;
-/// As large as the reads are.
+/// The size of test reads.
 const BLOCK_BYTES: u64 = 4096;
-/// A device's own files, the machine id, and where they are seen.
+/// The directory of a device's own files and the machine id, which are shown in their usual places.
 const OWN: &str = "/var/etc";
 const CONFIG: (&str, &str) = ("/var/etc/kedge", "/etc/kedge");
 const MACHINE_ID: (&str, &str) = ("/var/etc/machine-id", "/etc/machine-id");
@@ -59,7 +63,7 @@ const DIRECTORIES: [(&str, u32); 5] = [
     ("/var/tmp", 0o1777),
 ];
 
-/// The board that runs, or a file in place of its partition.
+/// The running board, or a file in place of its partition.
 #[derive(Debug)]
 pub struct LinuxState {
     /// The folder of sysfs, and the device.
@@ -68,7 +72,7 @@ pub struct LinuxState {
 }
 
 impl LinuxState {
-    /// With the partition of the disk that holds the root.
+    /// The board with the partition on the disk of the root.
     pub fn new(roots: &Roots) -> Self {
         let disk = disk_of(&roots.sys, Path::new("/")).ok();
         Self { partition: disk.as_deref().and_then(partition_of), roots: roots.clone() }
@@ -91,7 +95,7 @@ impl LinuxState {
                 Some(code) if !ENDED.contains(&code) => Some((code, shown(&output))),
                 _ => None,
             },
-            // it did not even begin: an error that is left
+            // the tool could not be started: an error that stays uncorrected
             Err(error) => Some((-1, error.to_string())),
         }
     }
@@ -114,7 +118,7 @@ fn partition_of(disk: &Path) -> Option<(PathBuf, PathBuf)> {
     found.next()
 }
 
-/// What a tool printed, in the order of the two streams, and not more than is worth a line.
+/// A tool's output, first standard output, then errors, cut to a length that fits a log line.
 fn shown(output: &Output) -> String {
     let all: Vec<u8> = output.stdout.iter().chain(&output.stderr).copied().take(OUTPUT_BYTES).collect();
     String::from_utf8_lossy(&all).into_owned()
@@ -145,7 +149,7 @@ fn make_directory(path: &str, mode: u32) -> io::Result<()> {
     set_mode(path, mode)
 }
 
-/// Writes nothing if it is so already.
+/// Writes nothing if the mode is right already.
 fn set_mode(path: &str, mode: u32) -> io::Result<()> {
     match fs::metadata(path)?.permissions().mode() & 0o7777 == mode {
         true => Ok(()),
@@ -238,7 +242,7 @@ impl StateBoard for LinuxState {
     }
 
     fn make_directories(&self) -> io::Result<()> {
-        // all are tried, and the first error is enough
+        // tries all, and returns the first error
         DIRECTORIES.map(|(path, mode)| make_directory(path, mode)).into_iter().collect()
     }
 

@@ -1,10 +1,12 @@
 //! sd_notify(3) over the socket in `$NOTIFY_SOCKET`.
 //!
-//! Agent, hub and rig all use it. Not taken from a crate: sd-notify 0.5 opens a socket for each message, blocks on a supervisor
-//! that does not read, and takes an abstract address (`@...`, in containers) for a path. This one does none of that.
+//! Agent, hub and rig all use it. Not taken from a crate: sd-notify 0.5 opens a socket for each message,
+//! blocks on a supervisor that does not read, and takes an abstract address (`@...`, in containers) for a
+//! path. This one avoids all of that.
 //!
-//! What always holds: without the variable nothing is sent; a failure is logged once in a row and changes nothing.
-//! Leaves to others: when to ping. The variables stay in the environment; children must not be given them.
+//! Always holds: without the variable nothing is sent; of failures in a row only the first is logged, and
+//! none has other effects. Leaves to others: the times of pings. The variables stay in the environment; child
+//! processes must not inherit them.
 
 use std::ffi::OsString;
 use std::io;
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use crate::supervisor::{Supervisor, status_line};
 
-/// How long READY and extensions wait for a supervisor that is busy: at boot its queue can be full.
+/// How long READY and extensions wait for a busy supervisor: at boot its queue can be full.
 const PATIENCE: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(10);
 
@@ -29,17 +31,18 @@ pub struct NotifySocket {
 }
 
 impl NotifySocket {
-    /// From this process's environment.
+    /// The supervisor of this process's environment.
     pub fn from_environment() -> Self {
         Self::new(&|name| std::env::var_os(name), std::process::id())
     }
 
-    /// Whether there is a service manager that reads it.
+    /// True if there is a service manager that reads the messages.
     pub fn is_there(&self) -> bool {
         self.socket.is_some()
     }
 
-    /// From a look-up of `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`, for the process `pid`.
+    /// The supervisor in the variables `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`, for the process
+    /// `pid`.
     pub fn new(variable: &dyn Fn(&str) -> Option<OsString>, pid: u32) -> Self {
         let socket = variable("NOTIFY_SOCKET").filter(|name| !name.is_empty()).and_then(|name| {
             let opened = open(&name);
@@ -70,7 +73,8 @@ impl NotifySocket {
         self.report(self.try_send(message));
     }
 
-    /// Sends a message without which the supervisor would kill a healthy program: waits up to [`PATIENCE`] while its queue is full.
+    /// Sends a message without which the supervisor would kill a healthy program: waits up to [`PATIENCE`]
+    /// while its queue is full.
     fn send_patiently(&self, message: &str) {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -91,14 +95,14 @@ fn open(name: &OsString) -> io::Result<(UnixDatagram, SocketAddr)> {
         _ => return Err(io::Error::from(io::ErrorKind::InvalidInput)),
     };
     let socket = UnixDatagram::unbound()?;
-    // A full queue means that the supervisor does not read; a lost ping is then the truth.
+    // A full queue means that the supervisor does not read; a lost ping is then justified.
     socket.set_nonblocking(true)?;
     Ok((socket, address))
 }
 
 impl Supervisor for NotifySocket {
     fn ready(&self) {
-        // systemd took what the start asked for as more time for the watchdog, too: the ping ends that
+        // systemd has applied the start's extensions to the watchdog, too: the ping ends that
         self.send_patiently("READY=1\nWATCHDOG=1");
     }
 

@@ -1,25 +1,27 @@
-//! Threads of this process that wait in the kernel for something that no signal ends, as for a disk or a server that does not answer.
+//! Threads of this process that wait in the kernel for something that no signal interrupts, such as a disk or
+//! a server that does not answer.
 //!
-//! What always holds: a thread that only works hard is told from one that does not move, by how often it has waited. Nothing here waits.
+//! Always holds: the number of its waits distinguishes a thread that works hard from one that is stuck.
+//! Nothing here blocks.
 //!
-//! Leaves to others: what may not be begun while there is such a thread.
+//! Leaves to others: the acts that must wait while there is such a thread.
 
 use std::fs;
 
-/// A thread that waits where no signal reaches it.
+/// A thread in a wait that signals cannot interrupt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StuckThread {
     /// Its name.
     pub name: String,
     id: u32,
-    /// How often it has waited since it began: two looks that find the same number find it in the same wait.
+    /// How often it has waited since it began: if two checks find the same number, it is in the same wait.
     waits: u64,
 }
 
-/// Most threads that are looked at: ten times what an agent has.
+/// Most threads that are examined: ten times as many as an agent has.
 const MOST: usize = 1000;
 
-/// Those that wait so now. One that is found again, and is equal, has not moved.
+/// The threads that wait now. A thread that a later call returns as an equal value has not moved.
 #[must_use]
 pub fn stuck_threads() -> Vec<StuckThread> {
     let entries = fs::read_dir("/proc/self/task").into_iter().flatten().flatten().take(MOST);

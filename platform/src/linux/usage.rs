@@ -1,9 +1,10 @@
-//! What the machine and the things on it use: processor time, memory, file systems, network interfaces.
+//! The resource usage of the machine and of processes and files on it: processor time, memory, file systems,
+//! network interfaces.
 //!
-//! What always holds: each call reads a few small files; what cannot be read or makes no sense is absent, and is not zero. Figures
-//! that count up do so since the machine booted, or since the thing began.
+//! Always holds: each call reads a few small files; a value that cannot be read or makes no sense is absent,
+//! and not zero. Counters start at the machine's boot, or when the measured object began.
 //!
-//! Leaves to others: rates, and in which words figures are reported.
+//! Leaves to others: rates, and the form of reports.
 
 use std::fs::File;
 use std::path::Path;
@@ -13,43 +14,45 @@ use nix::sys::statvfs::statvfs;
 
 use super::{Roots, open_fact, read_up_to};
 
-/// Longest of the files read here: `/proc/stat` has a line for each processor and interrupt, `/proc/net/dev` one for each interface, of
-/// which a node has one for each pod.
+/// Longest file that is read here: `/proc/stat` has a line for each processor and interrupt, `/proc/net/dev`
+/// one for each interface, of which a node has one for each pod.
 const FILE_BYTES: usize = 1024 * 1024;
-/// Most interfaces that are looked at.
+/// Most interfaces that are examined.
 const INTERFACES: usize = 4096;
-/// The unit of `/proc/stat`: the kernel's `USER_HZ`, which is 100 on every architecture that this program is built for.
+/// The unit of `/proc/stat`: the kernel's `USER_HZ`, which is 100 on every architecture that this program is
+/// built for.
 const TICK_MILLIS: u64 = 10;
-/// Of the fields of the first line of `/proc/stat` those that are work: user, nice, system, irq, softirq. Guests are in user already.
+/// The fields of the first line of `/proc/stat` that count as work: user, nice, system, irq, softirq. Time of
+/// guests is already part of user.
 const WORK: [usize; 5] = [1, 2, 3, 6, 7];
 
 /// Memory in bytes, and faults since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// With what the kernel keeps of files.
+    /// Includes the kernel's cache of files.
     pub used: u64,
-    /// Without what it keeps of files that nobody used lately.
+    /// Excludes cached files that were not used lately.
     pub working_set: u64,
-    /// Up to the limit; of something without a limit `None`.
+    /// Bytes below the limit; `None` without a limit.
     pub available: Option<u64>,
-    /// What belongs to no file.
+    /// Memory that is not a cache of files.
     pub anonymous: Option<u64>,
-    /// Page faults, all and those that waited for a disk.
+    /// Page faults: all, and those that waited for a disk.
     pub faults: Option<u64>,
     pub major_faults: Option<u64>,
-    /// Swapped out, and how much more may be.
+    /// Bytes swapped out, and bytes that may still be.
     pub swapped: Option<u64>,
     pub swap_available: Option<u64>,
 }
 
-/// A file system's room.
+/// A file system's space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileSystemUse {
     pub capacity_bytes: u64,
-    /// For an ordinary user.
+    /// Bytes for an ordinary user.
     pub available_bytes: u64,
     pub used_bytes: u64,
-    /// `None`: it has no such limit.
+    /// `None` if it has no such limit.
     pub inodes: Option<InodeUse>,
 }
 
@@ -60,7 +63,7 @@ pub struct InodeUse {
     pub free: u64,
 }
 
-/// What has passed through a network interface.
+/// The traffic of a network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InterfaceUse {
     pub name: String,
@@ -70,13 +73,13 @@ pub struct InterfaceUse {
     pub send_errors: u64,
 }
 
-/// The beginning of a file; one that cannot be read is empty.
+/// The beginning of a file; an unreadable one is empty.
 fn text(path: &Path) -> String {
     let bytes = open_fact(path).and_then(|file: File| read_up_to(file, FILE_BYTES)).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The time that the machine's processors worked, all together.
+/// The work time of all the machine's processors together.
 pub fn processor_time(roots: &Roots) -> Option<Duration> {
     processors_of(&text(&roots.proc.join("stat")))
 }
@@ -87,7 +90,7 @@ fn processors_of(stat: &str) -> Option<Duration> {
     Some(Duration::from_millis(ticks.checked_mul(TICK_MILLIS)?))
 }
 
-/// When the machine booted, in seconds since 1970, as its clock has it now.
+/// When the machine booted, in seconds since 1970, by its present clock.
 pub fn booted_at(roots: &Roots) -> Option<i64> {
     let stat = text(&roots.proc.join("stat"));
     stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
@@ -98,15 +101,16 @@ pub fn memory_use(roots: &Roots) -> Option<MemoryUse> {
     memory_of(&text(&roots.proc.join("meminfo")), &text(&roots.proc.join("vmstat")))
 }
 
-/// What is available of the machine's memory; `None`: it cannot be told.
+/// The available memory of the machine; `None` if it is unknown.
 pub(super) fn memory_available(roots: &Roots) -> Option<u64> {
     memory_of(&text(&roots.proc.join("meminfo")), "")?.available
 }
 
-/// As the kubelet counts a whole machine, under both versions of control groups: what is used are anonymous memory and all that the
-/// kernel keeps of files and of file systems in memory (cAdvisor's `anon` and `file` of the root group, which are these fields).
-/// That leaves out the kernel's own memory, zram's and drivers'. Where the kernel says by `MemAvailable` that programs could get
-/// less than follows from it, that counts: nobody is told of memory that is not there.
+/// Counts as the kubelet does for a whole machine, under both versions of control groups: used are anonymous
+/// memory and all that the kernel caches of files and holds for file systems in memory (cAdvisor's `anon` and
+/// `file` of the root group, which are these fields). That leaves out the memory of the kernel itself, of
+/// zram and of drivers. If the kernel's `MemAvailable` is lower than the result, it is used instead, so that
+/// no memory is reported that programs cannot get.
 fn memory_of(meminfo: &str, vmstat: &str) -> Option<MemoryUse> {
     let kib = |name| Some(word_after(meminfo, name)?.saturating_mul(1024));
     let all = kib("MemTotal:")?;
@@ -134,7 +138,7 @@ pub(crate) fn word_after(text: &str, word: &str) -> Option<u64> {
     lines.find_map(|mut words| (words.next()? == word).then(|| words.next()?.parse().ok())?)
 }
 
-/// The file system that something lies on.
+/// The usage of the file system that contains a path.
 pub fn file_system_use(path: &Path) -> Option<FileSystemUse> {
     let found = statvfs(path).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(wide(found.fragment_size()));
@@ -153,14 +157,14 @@ fn wide(count: impl Into<u64>) -> u64 {
     count.into()
 }
 
-/// The interfaces of a process's network, but for its loopback, in the kernel's order.
+/// The interfaces of a process's network except its loopback, in the kernel's order.
 pub fn interfaces(roots: &Roots, pid: &str) -> Vec<InterfaceUse> {
     interfaces_of(&text(&roots.proc.join(pid).join("net/dev")))
 }
 
 fn interfaces_of(table: &str) -> Vec<InterfaceUse> {
     let one = |line: &str| {
-        // a long number touches the name's colon
+        // a long number directly follows the colon after the name
         let (name, counts) = line.split_once(':')?;
         let counts: Vec<u64> = counts.split_whitespace().map_while(|count| count.parse().ok()).collect();
         let at = |index: usize| counts.get(index).copied();
@@ -205,7 +209,7 @@ mod tests {
         assert_eq!((found.used, found.working_set, found.available), (kib(650), kib(550), Some(kib(450))));
         assert_eq!((found.anonymous, found.faults, found.major_faults), (Some(kib(150)), Some(7), Some(2)));
         assert_eq!((found.swapped, found.swap_available), (Some(kib(15)), Some(kib(5))));
-        // the kernel's own memory cannot be got by programs: it knows
+        // programs cannot get the kernel's own memory, and the kernel takes that into account
         let available = |text: &str| memory_of(text, "").unwrap().available;
         assert_eq!(available(&meminfo.replace("500 kB", "440 kB")), Some(kib(440)));
         assert_eq!(

@@ -1,15 +1,17 @@
-//! Clients at a container's first process: its shim listens on a socket of the bundle, and copies output and input.
+//! Clients at a container's first process: its shim listens on a socket of the bundle, and copies output and
+//! input.
 //!
-//! What always holds: a client hands over its ends of pipes once, and the shim alone reads and writes them, never blocking. A
-//! client that does not read keeps the container and its log waiting for [`PATIENCE`] at most; then it is dropped, with the reason. At
-//! most [`MOST`] clients are served, and for each at most two readings of output wait in memory. A client that goes away
-//! changes nothing but what `stdinOnce` asks for.
+//! Always holds: a client sends its ends of pipes once, and only the shim reads and writes them, never
+//! blocking. A client that does not read delays the container and its log by at most [`PATIENCE`]; then it is
+//! dropped, with the reason. At most [`MOST`] clients are served, and for each at most two readings of output
+//! wait in memory. A client that leaves changes nothing, except that with `stdinOnce` the input ends.
 //!
-//! The protocol: a line of JSON from the client ([`Hello`]) with one descriptor for each stream it wants, in order; a line back
-//! ([`Answer`]); then sizes of the terminal one way, and one [`Last`] line the other. A field that is added has a default; the version
-//! changes when an old reader would misunderstand.
+//! The protocol: a line of JSON from the client ([`Hello`]) with one descriptor for each stream that it
+//! wants, in order; a line back ([`Answer`]); then sizes of the terminal in one direction, and one [`Last`]
+//! line in the other. An added field has a default; the version changes when an old reader would
+//! misunderstand.
 //!
-//! Leaves to others: what is logged (`log`), who the clients are.
+//! Leaves to others: the content of the log (`log`), the clients.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, IoSlice, Read as _, Write as _};
@@ -31,24 +33,24 @@ use super::records::Console;
 use super::session::{self, Streams};
 use super::{ContainerId, Settings, WorkloadError};
 
-/// In the bundle.
+/// The socket's name in the bundle.
 pub(super) const SOCKET: &str = "attach.sock";
-/// What is spoken.
+/// Version of the protocol.
 const VERSION: u32 = 1;
 /// Most clients of one container: each may cost the shim 32 KiB of memory.
 const MOST: usize = 8;
-/// How long the container may be kept waiting by a client that takes no output.
+/// Longest time for which a client that takes no output may delay the container.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Input that waits until the container takes it.
+/// Most bytes of input that wait for the container.
 const INPUT_BYTES: usize = 4096;
-/// How many readings of input are passed on before the output has its turn.
+/// Readings of input that are passed on before output is handled.
 const TURN_READINGS: usize = 16;
 /// Longest line of the protocol.
 const LINE_BYTES: usize = 1024;
-/// How long a client waits for the shim's answer: a shim answers when crun has started its container.
+/// Longest wait of a client for the shim's answer: a shim answers when crun has started its container.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// What a client wants.
+/// A client's request.
 #[derive(Debug, Serialize, Deserialize)]
 struct Hello {
     version: u32,
@@ -57,25 +59,25 @@ struct Hello {
     stderr: bool,
 }
 
-/// What the shim says to it.
+/// The shim's answer.
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer {
     version: u32,
-    /// The container has a terminal.
+    /// True if the container has a terminal.
     #[serde(default)]
     terminal: bool,
-    /// Why the client is not served.
+    /// The reason why the client is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
 
-/// Why there is no more.
+/// The last message, with the reason why the connection ends.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum Last {
     /// The container ended, with this exit code.
     Code(i32),
-    /// The client is not served any more.
+    /// The shim dropped the client.
     Dropped(String),
 }
 
@@ -85,14 +87,15 @@ fn line_of(message: &impl Serialize) -> Vec<u8> {
     line
 }
 
-/// Takes the first whole line out of what was heard. `None`: there is none, or it says nothing that is known.
+/// Removes the first complete line from the received bytes and parses it. `None` if no line is complete, or
+/// its message is unknown.
 fn next_line<T: DeserializeOwned>(heard: &mut Vec<u8>) -> Option<T> {
     let end = heard.iter().position(|byte| *byte == b'\n')?;
     let line: Vec<u8> = heard.drain(..=end).collect();
     serde_json::from_slice(&line).ok()
 }
 
-/// Reads what is there now. False: the other side is gone, or breaks the protocol.
+/// Reads the bytes that have arrived. False if the other side has closed, or breaks the protocol.
 fn hear(mut connection: &UnixStream, heard: &mut Vec<u8>) -> bool {
     let mut some = [0; 256];
     while heard.len() < LINE_BYTES {
@@ -110,19 +113,19 @@ fn unblock(file: impl AsFd) -> io::Result<()> {
     Ok(fcntl(file.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map(drop)?)
 }
 
-/// A client, as the shim has it.
+/// The shim's side of a client.
 #[derive(Debug)]
 struct Attacher {
     connection: UnixStream,
     heard: Vec<u8>,
     is_attached: bool,
-    /// Its side is closed; what it has written is still taken.
+    /// The client has closed its connection; input that it has written is still taken.
     is_gone: bool,
     stdin: Option<File>,
-    /// Standard output and errors, and what of each it has not taken.
+    /// Standard output and errors, and the bytes of each that the client has not taken.
     outputs: [Option<File>; 2],
     waiting: [Vec<u8>; 2],
-    /// Since when something has been waiting.
+    /// Since when bytes have been waiting.
     since: Option<Instant>,
 }
 
@@ -141,7 +144,7 @@ impl Attacher {
         })
     }
 
-    /// Its first words, with the ends of its pipes. The error is for the client.
+    /// Handles its first message, with the ends of its pipes. The error is sent to the client.
     fn greet(&mut self) -> Result<(), String> {
         let mut bytes = [0; LINE_BYTES];
         let (count, descriptors) = match process::receive(&self.connection, &mut bytes) {
@@ -174,11 +177,11 @@ impl Attacher {
     }
 
     fn say(&self, message: &impl Serialize) {
-        // one that does not hear its end finds the connection closed
+        // if the client does not receive it, it finds the connection closed
         let _ = (&self.connection).write(&line_of(message));
     }
 
-    /// Writes what waits, as far as it is taken.
+    /// Writes waiting bytes, as far as the client takes them.
     fn flush(&mut self, now: Instant) {
         for (output, waiting) in self.outputs.iter_mut().zip(&mut self.waiting) {
             while let Some(file) = output.as_mut().filter(|_| !waiting.is_empty()) {
@@ -186,7 +189,7 @@ impl Attacher {
                     Ok(count) => drop(waiting.drain(..count)),
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    // nobody reads it any more
+                    // the client has closed this stream
                     Err(_) => *output = None,
                 }
             }
@@ -208,7 +211,7 @@ impl Attacher {
         self.since.is_some_and(|since| now.saturating_duration_since(since) >= PATIENCE)
     }
 
-    /// Its side is closed: it gets nothing more.
+    /// Handles a closed connection: the client gets nothing more.
     fn leave(&mut self) {
         self.is_gone = true;
         self.outputs = [None, None];
@@ -220,21 +223,21 @@ impl Attacher {
 /// The clients of one container, and its input.
 #[derive(Debug)]
 pub(super) struct Attachers {
-    /// `None`: the socket could not be made, and nobody can attach.
+    /// `None` if the socket could not be made: then no client can attach.
     listener: Option<UnixListener>,
     all: Vec<Attacher>,
     /// The container's input: a pipe, or its terminal.
     stdin: Option<File>,
     terminal: Option<File>,
     input: Vec<u8>,
-    /// Input ends with the first client that gave any.
+    /// With `stdinOnce`, input ends with the first client that sent some.
     is_once: bool,
     /// That client has left.
     was_left: bool,
 }
 
 impl Attachers {
-    /// Listens; the streams come by [`Attachers::begin`].
+    /// Listens; [`Attachers::begin`] sets the streams.
     pub(super) fn listen(bundle: &Path, console: Console) -> Self {
         let path = bundle.join(SOCKET);
         let _ = fs::remove_file(&path);
@@ -244,13 +247,13 @@ impl Attachers {
             stdin: None,
             terminal: None,
             input: Vec::new(),
-            // a terminal's input has an end of its own, as upstream
+            // a terminal's input is not ended, as upstream
             is_once: console.stdin_once && !console.tty,
             was_left: false,
         }
     }
 
-    /// What the container reads, and its terminal.
+    /// Sets the container's input and its terminal.
     ///
     /// # Errors
     /// The input cannot be made non-blocking.
@@ -264,7 +267,7 @@ impl Attachers {
         self.all.is_empty()
     }
 
-    /// Does what can be done without waiting.
+    /// Does all work that is possible without waiting.
     pub(super) fn serve(&mut self, now: Instant) {
         self.accept();
         for attacher in &mut self.all {
@@ -334,7 +337,7 @@ impl Attachers {
         }
         if self.stdin.is_none() {
             self.input = Vec::new();
-            // a client that writes on learns it by its pipe
+            // a client that writes on gets the error from its pipe
             self.all.iter_mut().for_each(|attacher| attacher.stdin = None);
         }
     }
@@ -350,7 +353,7 @@ impl Attachers {
         }
     }
 
-    /// The next input of whichever client has some. False: there is none.
+    /// Reads the next input, from whichever client has some. False if there was none.
     fn read_input(&mut self) -> bool {
         if self.stdin.is_none() || self.was_left {
             return false;
@@ -362,7 +365,7 @@ impl Attachers {
             match stdin.read(&mut some) {
                 Ok(count @ 1..) => {
                     self.input = some[..count].to_vec();
-                    // another one's turn
+                    // begin with the next client next time
                     self.all.rotate_left(at + 1);
                     return true;
                 }
@@ -376,7 +379,8 @@ impl Attachers {
         false
     }
 
-    /// Copies output of the container, which was read once [`Attachers::is_behind`] said no.
+    /// Copies output of the container to the clients; it may only be read when [`Attachers::is_behind`] is
+    /// false.
     pub(super) fn take(&mut self, from: Stream, bytes: &[u8], now: Instant) {
         let which = match from {
             Stream::Stdout => 0,
@@ -388,18 +392,18 @@ impl Attachers {
         }
     }
 
-    /// A client has not taken the last output yet.
+    /// True if a client has not taken the last output yet.
     pub(super) fn is_behind(&self) -> bool {
         self.all.iter().any(Attacher::is_behind)
     }
 
-    /// How long it is still waited for.
+    /// The remaining time for which such a client may delay the container.
     pub(super) fn patience_left(&self, now: Instant) -> Duration {
         let left = |since: Instant| (since + PATIENCE).saturating_duration_since(now);
         self.all.iter().filter_map(|attacher| attacher.since).map(left).min().unwrap_or(PATIENCE)
     }
 
-    /// What to wait for.
+    /// Adds the descriptors to wait for.
     pub(super) fn await_in<'a>(&'a self, awaited: &mut Vec<PollFd<'a>>) {
         let mut add = |fd: BorrowedFd<'a>, flags| awaited.push(PollFd::new(fd, flags));
         if let Some(listener) = &self.listener {
@@ -420,7 +424,7 @@ impl Attachers {
         }
     }
 
-    /// After the container's end: waits until all clients have what was read, at most until `end`.
+    /// After the container's end: waits until all clients have received the output, at most until `end`.
     pub(super) fn drain(&mut self, end: Instant) {
         loop {
             let now = Instant::now();
@@ -441,12 +445,12 @@ impl Attachers {
         }
     }
 
-    /// When clients that do not read are no longer waited for, after the container's end.
+    /// The time until which slow clients are waited for after the container's end.
     pub(super) fn end_of_patience() -> Instant {
         Instant::now() + PATIENCE
     }
 
-    /// The container has ended, and its output was taken.
+    /// Tells the clients that the container has ended, after they have received its output.
     pub(super) fn finish(self, code: i32) {
         for attacher in self.all.iter().filter(|attacher| attacher.is_attached) {
             attacher.say(&Last::Code(code));
@@ -464,23 +468,23 @@ impl Attacher {
     }
 }
 
-/// Which streams of a container's first process a client wants.
+/// A request to attach to streams of a container's first process.
 #[derive(Clone, Copy, Debug)]
 pub struct AttachOrder<'a> {
-    /// Which container.
+    /// The container.
     pub id: &'a ContainerId,
     /// To write its input, if it has one.
     pub stdin: bool,
     /// To read its output from now on.
     pub stdout: bool,
-    /// To read its other output; a terminal has none.
+    /// To read its error output; a terminal has none.
     pub stderr: bool,
 }
 
-/// A client's side. Dropped, the client has left, and the container goes on.
+/// A client's side. When it is dropped, the client leaves, and the container continues.
 #[derive(Debug)]
 pub struct Attachment {
-    /// What is read and written; none of them blocks.
+    /// The streams to read and write; none of them blocks.
     pub streams: Streams,
     connection: UnixStream,
     heard: Vec<u8>,
@@ -490,10 +494,10 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Attaches to a container that runs. Blocks until its shim has answered.
+    /// Attaches to a running container. Blocks until its shim has answered.
     ///
     /// # Errors
-    /// It does not run, its shim does not serve this, or serves too many already.
+    /// It does not run, or its shim does not support this, or has too many clients already.
     pub fn open(order: AttachOrder<'_>, settings: &Settings) -> Result<Self, WorkloadError> {
         let id = order.id;
         id.check()?;
@@ -513,7 +517,7 @@ impl Attachment {
         let hello =
             Hello { version: VERSION, stdin: order.stdin, stdout: order.stdout, stderr: order.stderr };
         send(&connection, &line_of(&hello), &theirs).map_err(failed)?;
-        // from now on the shim alone has them
+        // only the shim may hold them from now on
         drop(theirs);
         let mut heard = Vec::new();
         let answer = answer(&connection, &mut heard).map_err(failed)?;
@@ -526,21 +530,21 @@ impl Attachment {
         Ok(Self { streams, connection, heard, has_terminal, shown: id.to_string(), end: None })
     }
 
-    /// Whether the container has a terminal, which is its input and output.
+    /// True if the container has a terminal, which is its input and output.
     pub fn has_terminal(&self) -> bool {
         self.has_terminal
     }
 
-    /// Gives the container's terminal another size; without a terminal nothing happens.
+    /// Changes the size of the container's terminal; has no effect without one.
     pub fn resize(&self, size: WindowSize) {
-        // a shim that is gone shows as the end
+        // if the shim is gone, `ended` will notice
         let _ = (&self.connection).write(&line_of(&size));
     }
 
-    /// The exit code of the container once it has ended; `None`: it runs. Does not wait.
+    /// The exit code of the container once it has ended; `None` while it runs. Does not wait.
     ///
     /// # Errors
-    /// The shim serves this client no more: it did not read, or the shim is gone.
+    /// The shim has dropped this client because it did not read, or the shim is gone.
     pub fn ended(&mut self) -> Result<Option<i32>, WorkloadError> {
         if self.end.is_some() {
             return Ok(self.end);
@@ -565,13 +569,13 @@ impl Attachment {
 }
 
 impl AsFd for Attachment {
-    /// Readable when there is an end.
+    /// Becomes readable at the end.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
 }
 
-/// The bundle's path may be longer than a socket's name can be.
+/// Connects by a short path, because the bundle's path may exceed the length limit of a socket's address.
 fn connect(bundle: &Path) -> io::Result<UnixStream> {
     let directory = File::open(bundle)?;
     UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd()))
@@ -596,7 +600,7 @@ fn pipes(order: AttachOrder<'_>) -> io::Result<(Streams, Vec<OwnedFd>)> {
     Ok((streams, theirs))
 }
 
-/// A line that is short enough to be sent at once, with descriptors.
+/// Sends a line with descriptors; the line must be short enough for one message.
 fn send(connection: &UnixStream, line: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
     let raw: Vec<RawFd> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
     let with = [ControlMessage::ScmRights(&raw)];

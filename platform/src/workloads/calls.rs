@@ -1,8 +1,9 @@
-//! `kedge session`: a process of its own for each session that somebody has with this node.
+//! `kedge session`: a separate process for each session that a client has with this node.
 //!
-//! Always holds: it is nobody's child and has no descriptor of the agent's but where errors are written, so a session outlives agents, and
-//! one that crashes harms nobody; beside the shims it gets little of a busy processor, and when memory ends it goes before they do.
-//! Leaves to others: what it serves (the crate `kedge`).
+//! Always holds: it is not a child of the agent and has none of its descriptors, except the one for errors,
+//! so a session outlives agents, and a crash of one harms no other process; compared with the shims it gets a
+//! small share of a busy processor, and is killed first when memory runs out. Leaves to others: the service
+//! itself (the crate `kedge`).
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,25 +15,25 @@ use super::probe::control_groups;
 use super::{GroupLimits, Settings, process};
 use crate::linux::Roots;
 
-/// An ordinary process: the agent's own score is inherited, and protects it.
+/// The score of an ordinary process: otherwise it would inherit the agent's, which protects it.
 const OOM_SCORE: &str = "0";
 /// The group below that of the shims' parent: `/kedge/sessions` for `/kedge/shims`.
 const GROUP: &str = "sessions";
-/// What all sessions together get of busy processors, where a service of the machine gets 1024.
+/// Processor share of all sessions together, where a service of the machine gets 1024.
 const SHARES: u64 = 128;
-/// What of the environment a session needs: the way to the server.
+/// The environment variables that a session needs to reach the server.
 const KEPT: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"];
 
 /// Starts this program anew with these words. Returns once it runs.
 ///
 /// # Errors
-/// The machine gives no process.
+/// The machine cannot start another process.
 pub fn start_session(words: &[OsString]) -> io::Result<()> {
     start(words, Stdio::null(), Stdio::null())
 }
 
-/// The same for the process that serves a port: with the socket that listens, and a stream by which its starter hears when it
-/// listens no longer.
+/// The same for the process that serves a port: with the listening socket, and a stream that tells its
+/// starter when it stops listening.
 ///
 /// # Errors
 /// As [`start_session`].
@@ -40,10 +41,10 @@ pub fn start_port(words: &[OsString], listener: OwnedFd, starter: OwnedFd) -> io
     start(words, listener.into(), starter.into())
 }
 
-/// Takes both over, in the process that [`start_port`] started: they end with what is returned.
+/// Takes over both descriptors, in the process that [`start_port`] started.
 ///
 /// # Errors
-/// There is no room for descriptors.
+/// No descriptor is free.
 pub fn handed_over() -> io::Result<(OwnedFd, OwnedFd)> {
     let nothing = File::options().read(true).write(true).open("/dev/null")?;
     let listener = io::stdin().as_fd().try_clone_to_owned()?;
@@ -54,7 +55,7 @@ pub fn handed_over() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 fn start(words: &[OsString], input: Stdio, output: Stdio) -> io::Result<()> {
-    // also after an upgrade the one that runs
+    // the running program, even after an upgrade of its file
     let mut command = Command::new("/proc/self/exe");
     process::with_plain_environment(&mut command);
     for name in KEPT {
@@ -66,8 +67,9 @@ fn start(words: &[OsString], input: Stdio, output: Stdio) -> io::Result<()> {
     process::orphaned(&mut command).spawn()?.wait().map(drop)
 }
 
-/// Leaves the agent's control group and its protection, in a process that [`start_session`] started. Where that is refused, as to a user
-/// who is not root, it goes on where it is.
+/// Leaves the agent's control group and gives up its protection from the OOM killer, in a process that
+/// [`start_session`] started. If that is refused, as for a user other than root, the process stays where it
+/// is.
 pub fn stand_apart(settings: Option<&Settings>) {
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
     let Some(settings) = settings else { return };

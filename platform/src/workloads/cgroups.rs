@@ -1,10 +1,11 @@
-//! Control groups: made with their limits, entered, emptied by killing, removed; in the unified tree (v2) or in one tree for each
-//! controller (v1).
+//! Control groups: made with their limits, entered, emptied by killing, removed; in the unified tree (v2) or
+//! in one tree for each controller (v1).
 //!
-//! What always holds: a group is named by its path from the root of the tree, and nothing outside that path is touched. A process
-//! is killed only while the kernel lists it in the group. Walks and waits are bounded.
+//! Always holds: a group is identified by its path from the root of the tree, and nothing outside that path
+//! is touched. A process is killed only while the kernel lists it in the group. Walks and waits are bounded.
 //!
-//! Leaves to others: which limits (core), the container's own group (crun makes it), the choice of tree (`probe`).
+//! Leaves to others: the limits (core), the container's own group (crun makes it), the choice of tree
+//! (`probe`).
 
 use std::fs;
 use std::io;
@@ -18,18 +19,20 @@ use crate::linux::{InterfaceUse, MemoryUse, Roots, interfaces, read_up_to, word_
 
 /// Longest file of a group that is read, in bytes: a list of 100,000 processes.
 const FILE_BYTES: usize = 1024 * 1024;
-/// Deepest nesting below a group that is walked, and most groups at one level: containers may make their own.
+/// Deepest nesting below a group that is walked, and most groups at one level: containers may make groups of
+/// their own.
 const DEPTH: usize = 8;
 const CHILDREN: usize = 1024;
-/// How long killed processes may take to leave their group, and how often it is looked at: the kernel sends no event that
-/// both trees know. A process that waits for a dead disk never leaves.
+/// Longest time for killed processes to leave their group, and the interval of checks: there is no kernel
+/// event that both trees have. A process that waits for a dead disk never leaves.
 const EMPTY_WITHIN: Duration = Duration::from_secs(2);
 const EMPTY_LOOK: Duration = Duration::from_millis(2);
 
-/// The controllers a group's limits are set in, as v1 names them, and in whose v1 trees our groups are made; and systemd's tree.
+/// The controllers for limits of a group, as v1 names them, in whose v1 trees our groups are made; and
+/// systemd's tree.
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
-/// What a group may use; absent: no limit of its own.
+/// The limits of a group; an absent one is not limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupLimits {
@@ -51,14 +54,16 @@ pub struct GroupLimits {
 pub enum Cgroups {
     /// One tree for all controllers.
     V2(PathBuf),
-    /// A tree for each controller, or for several: name and mount point, of all that are mounted.
+    /// A tree for each controller, or for several: name and mount point of all mounted ones.
     V1(Vec<(String, PathBuf)>),
-    /// No tree: no limits, no list of a container's processes, and all of the machine's devices.
+    /// No tree: then there are no limits and no lists of a container's processes, and containers can use all
+    /// of the machine's devices.
     Absent,
 }
 
 impl Cgroups {
-    /// Makes a group, with the groups that lead there, and sets its limits. Limits that the machine cannot keep are returned.
+    /// Makes a group, including missing parents, and sets its limits. Returns the limits that the machine
+    /// cannot enforce.
     ///
     /// # Errors
     /// The group cannot be made.
@@ -83,7 +88,7 @@ impl Cgroups {
         Ok(missed)
     }
 
-    /// Moves a process (0: the calling one) into a group, which is made if it is missing.
+    /// Moves a process (0: the calling one) into a group, which is created if missing.
     ///
     /// # Errors
     /// One of the trees refused.
@@ -96,7 +101,8 @@ impl Cgroups {
         Ok(())
     }
 
-    /// How many of the group's processes were killed for want of memory; `None`: there is no such group, or it does not count.
+    /// The number of the group's processes that were killed for lack of memory; `None` if the group does not
+    /// exist, or the kernel does not count them.
     pub fn oom_kills(&self, group: &str) -> Option<u64> {
         let (root, file) = match self {
             Self::V2(root) => (root.as_path(), "memory.events"),
@@ -107,14 +113,14 @@ impl Cgroups {
         text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
     }
 
-    /// The memory that the group's processes could not give back: what they have but for files that nobody used lately, as the kubelet
-    /// counts it. `None`: there is no such group, or it does not count.
+    /// The memory that the group's processes cannot give back: all except cached files that were not used
+    /// lately, as the kubelet counts it. `None` if the group does not exist, or its memory is not counted.
     pub fn working_set(&self, group: &str) -> Option<u64> {
         let memory = self.memory_files(group)?;
         Some(memory.working_set())
     }
 
-    /// What of the machine's memory the group has. `None`: there is no such group, or it does not count.
+    /// The memory usage of the group. `None` if the group does not exist, or its memory is not counted.
     pub fn memory_use(&self, group: &str) -> Option<MemoryUse> {
         let memory = self.memory_files(group)?;
         let number = |file: &str| read(&memory.directory.join(file)).ok()?.trim().parse::<u64>().ok();
@@ -124,7 +130,7 @@ impl Cgroups {
         Some(MemoryUse {
             used: memory.used,
             working_set,
-            // v1 has a number of pages for no limit
+            // v1 represents the absence of a limit by a huge number of pages
             available: limit.filter(|limit| *limit < 1 << 62).map(|limit| limit.saturating_sub(working_set)),
             anonymous: of("anon", "total_rss"),
             faults: of("pgfault", "total_pgfault"),
@@ -148,7 +154,8 @@ impl Cgroups {
         Some(MemoryFiles { directory, is_unified, used, stat })
     }
 
-    /// The processor time that the group's processes had. `None`: there is no such group, or it does not count.
+    /// The processor time that the group's processes have used. `None` if the group does not exist, or its
+    /// time is not counted.
     pub fn processor_time(&self, group: &str) -> Option<Duration> {
         match self {
             Self::V2(root) => {
@@ -163,25 +170,27 @@ impl Cgroups {
         }
     }
 
-    /// What has passed through the network of the group's processes. `None`: it is the machine's, or there is no process to ask by.
+    /// The traffic on the network interfaces of the group's processes. `None` if they use the machine's
+    /// network, or no process exists by which it could be read.
     pub fn interfaces(&self, group: &str, roots: &Roots) -> Option<Vec<InterfaceUse>> {
         let pid = self.processes(group).first()?.to_string();
         let network = |pid: &str| fs::read_link(roots.proc.join(pid).join("ns/net")).ok();
         let found = interfaces(roots, &pid);
         let is_own = network(&pid)? != network("self")?;
-        // its ID may have passed to another process meanwhile
+        // the process ID may have passed to another process meanwhile
         let is_its = self.processes(group).first()?.to_string() == pid;
         (is_own && is_its).then_some(found)
     }
 
-    /// How many processes and threads the group has. `None`: there is no such group, or it does not count.
+    /// The number of processes and threads in the group. `None` if the group does not exist, or they are not
+    /// counted.
     pub fn count(&self, group: &str) -> Option<u64> {
         let directory = below(self.tree_of("pids")?, group).ok()?;
         read(&directory.join("pids.current")).ok()?.trim().parse().ok()
     }
 
-    /// Kills all processes in the group and below it, and waits, a bounded time, until they are gone. A group that does not
-    /// exist is empty.
+    /// Kills all processes in the group and below it, and waits for a limited time until they are gone. A
+    /// group that does not exist counts as empty.
     ///
     /// # Errors
     /// Processes are left.
@@ -201,23 +210,23 @@ impl Cgroups {
         }
     }
 
-    /// The processes of a group, as the machine counts; those of a group that does not exist are none.
+    /// The processes of a group, by the machine's IDs; a group that does not exist has none.
     pub(super) fn processes(&self, group: &str) -> Vec<i32> {
         let Some(root) = self.trees().first().copied() else { return Vec::new() };
         let Ok(directory) = below(root, group) else { return Vec::new() };
         with_children(&directory).iter().flat_map(|group| listed(&group.join("cgroup.procs"))).collect()
     }
 
-    /// Sends SIGKILL to all that are there now, and counts them.
+    /// Sends SIGKILL to all present processes, and counts them.
     ///
     /// # Errors
-    /// It is no group.
+    /// The group's path is invalid.
     pub fn kill_once(&self, group: &str) -> io::Result<usize> {
         let mut count = 0;
         for root in self.trees() {
             let directory = below(root, group)?;
             if matches!(self, Self::V2(_)) {
-                // all at once, also what is born meanwhile; kernels before 5.14 do not have it
+                // all at once, including new children; kernels before 5.14 do not have it
                 let _ = fs::write(directory.join("cgroup.kill"), "1");
             }
             for directory in with_children(&directory) {
@@ -227,7 +236,7 @@ impl Cgroups {
         Ok(count)
     }
 
-    /// Removes a group and those below it. One that does not exist is removed.
+    /// Removes a group and those below it. One that does not exist counts as removed.
     ///
     /// # Errors
     /// One is left, because a process is in it.
@@ -245,7 +254,7 @@ impl Cgroups {
         failed.map_or(Ok(()), Err)
     }
 
-    /// The names of the groups directly below a group, in whatever tree.
+    /// The names of the groups directly below a group, in any tree.
     pub fn children(&self, group: &str) -> Vec<String> {
         let mut names: Vec<String> = self
             .all_trees()
@@ -259,7 +268,7 @@ impl Cgroups {
         names
     }
 
-    /// Whether a container can be kept from the machine's devices: as root it may make a node for each.
+    /// True if a container can be kept from the machine's devices: as root it may make a node for each.
     pub fn confine_devices(&self) -> bool {
         match self {
             Self::V2(_) => true,
@@ -268,7 +277,7 @@ impl Cgroups {
         }
     }
 
-    /// The controllers without which limits of pods are not kept, as far as the machine lacks them.
+    /// The controllers that the limits of pods need and the machine lacks.
     pub fn lacking(&self) -> Vec<&'static str> {
         let unified = match self {
             Self::V2(root) => read(&root.join("cgroup.controllers")).unwrap_or_default(),
@@ -281,17 +290,18 @@ impl Cgroups {
         ["memory", "cpu", "pids"].into_iter().filter(|controller| !is_there(controller)).collect()
     }
 
-    /// Whether this group is there, in any tree.
+    /// True if this group exists in any tree.
     pub fn has(&self, group: &str) -> bool {
         self.trees().iter().any(|root| root.join(group.trim_start_matches('/')).is_dir())
     }
 
-    /// The roots of the trees that our groups are made in.
+    /// The roots of the trees in which our groups are made.
     fn trees(&self) -> Vec<&Path> {
         self.trees_of(|name| CONTROLLERS.contains(&name) || name == "name=systemd")
     }
 
-    /// The roots of all trees: crun makes a container's group in each of them, and leaves those above it.
+    /// The roots of all trees: crun makes a container's group in each of them, and does not remove its
+    /// parents.
     fn all_trees(&self) -> Vec<&Path> {
         self.trees_of(|_| true)
     }
@@ -331,7 +341,7 @@ impl Cgroups {
         for path in above.iter().rev() {
             let _ = fs::create_dir(path);
             for controller in CONTROLLERS {
-                // one that the kernel lacks shows when a limit is set
+                // if the kernel lacks it, setting the limit will fail
                 let _ = fs::write(path.join("cgroup.subtree_control"), format!("+{controller}"));
             }
         }
@@ -365,7 +375,7 @@ impl Cgroups {
     }
 }
 
-/// What the kernel says of a group's memory.
+/// The kernel's memory statistics of a group.
 struct MemoryFiles {
     directory: PathBuf,
     is_unified: bool,
@@ -380,12 +390,13 @@ impl MemoryFiles {
     }
 }
 
-/// v1's shares (2 to 262144) as v2's weight (1 to 10000), by the line that crun and the kubelet draw between the two ranges.
+/// v1's shares (2 to 262144) as v2's weight (1 to 10000), by the line that crun and the kubelet draw between
+/// the two ranges.
 pub fn weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
 }
 
-/// The directory of a group; one that leaves the tree is refused.
+/// The directory of a group; a path that leaves the tree is refused.
 fn below(root: &Path, group: &str) -> io::Result<PathBuf> {
     let inner = group.strip_prefix('/').unwrap_or_default();
     let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
@@ -404,14 +415,16 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The processes of a group. A list that is longer than what is read ends within a number, which may be another process's.
+/// The processes of a group. A list that is longer than the limit is cut, perhaps within a number, and the
+/// rest of that number might be another process's.
 fn listed(path: &Path) -> Vec<i32> {
     let text = read(path).unwrap_or_default();
     let whole = text.rfind('\n').map_or("", |last| &text[..last]);
     whole.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-/// A process ID may pass to another process between the list and the signal: it is opened, and must then still be listed.
+/// A process ID may pass to another process between the list and the signal, so the process is opened first,
+/// and must then still be listed.
 fn kill_listed(path: &Path) -> usize {
     let opened: Vec<(i32, ProcessFd)> =
         listed(path).into_iter().filter_map(|pid| Some((pid, ProcessFd::open(pid).ok()??))).collect();

@@ -1,9 +1,9 @@
-//! How crun is called: the same words by shim and agent.
+//! Calls of crun, in the same form for shim and agent.
 //!
-//! What always holds: each call is bounded in time and writes its errors to a file of the bundle, because the
-//! container inherits its output. `delete` of what crun does not know is fine.
+//! Always holds: each call is limited in time and writes its errors to a file of the bundle, because the
+//! container inherits its output. `delete` of a container that crun does not know succeeds.
 //!
-//! Leaves to others: what becomes of a container that crun could not make (`shim`, `linux`).
+//! Leaves to others: a container that crun could not make (`shim`, `linux`).
 
 use std::fs;
 use std::io;
@@ -22,15 +22,16 @@ use crate::trees;
 
 /// crun's errors, in the bundle.
 const LOG: &str = "crun.log";
-/// Where crun leaves the ID of the container's first process, in the bundle.
+/// The file in the bundle to which crun writes the ID of the container's first process.
 pub(super) const PID_FILE: &str = "pid";
 const PID_BYTES: usize = 64;
-/// Longest `config.json` read: ten times what the environment of a process may have, and the mounts of the largest pod.
+/// Longest `config.json` that is read: ten times the limit of a process's environment, and the mounts of the
+/// largest pod.
 const CONFIG_BYTES: usize = 32 * 1024 * 1024;
-/// How long `crun delete` may take beyond what the kernel needs to end processes.
+/// Longest time of `crun delete` beyond what the kernel needs to end processes.
 pub(super) const DELETE_WITHIN: Duration = Duration::from_secs(15);
 
-/// The name by which crun knows a container: one root of crun's serves many pods.
+/// The name of a container for crun: one root directory of crun serves many pods.
 pub(super) fn name_of(id: &ContainerId) -> String {
     format!("{}.{}", id.pod, id.directory())
 }
@@ -64,8 +65,8 @@ impl CrunOrder {
         command
     }
 
-    /// `crun create`, whose streams become the container's. With `console`, a socket in the bundle, it sends the master of the
-    /// container's terminal there.
+    /// `crun create`; its streams become the container's. With `console`, a socket in the bundle, it sends
+    /// the master side of the container's terminal there.
     pub(super) fn create(
         &self,
         bundle: &Path,
@@ -78,7 +79,7 @@ impl CrunOrder {
         if let Some(console) = console {
             command.arg("--console-socket").arg(console);
         }
-        // the one that it is given here, and not crun's
+        // the keyring that it gets here, and none from crun
         command.arg("--no-new-keyring").arg(name_of(id)).stdin(stdin).stdout(stdout).stderr(stderr);
         process::with_own_keyring(process::making_readable_files(&mut command));
         command
@@ -91,7 +92,8 @@ impl CrunOrder {
         command
     }
 
-    /// `crun exec`, whose errors go where the program's do: several may run at once, and a bundle has one log.
+    /// `crun exec`; its errors go to the program's error output, because several may run at once, and a
+    /// bundle has only one log.
     pub(super) fn exec(&self, bundle: &Path, id: &ContainerId, process: &str, pid_file: &Path) -> Command {
         let mut command = self.without_log(bundle);
         command.args(["exec", "--process", process, "--pid-file"]).arg(pid_file).arg(name_of(id));
@@ -99,8 +101,8 @@ impl CrunOrder {
         command
     }
 
-    /// `crun exec` of a program that somebody talks to: crun's own errors go to a file. With `console`, a socket in the bundle, it
-    /// sends the master of the program's terminal there.
+    /// `crun exec` of a program with a client: crun's own errors go to a file. With `console`, a socket in
+    /// the bundle, it sends the master side of the program's terminal there.
     pub(super) fn session(
         &self,
         bundle: &Path,
@@ -127,10 +129,10 @@ impl CrunOrder {
         command
     }
 
-    /// Removes what crun keeps of a container, which is killed if it lives.
+    /// Removes crun's state of a container, killing the container if it lives.
     ///
     /// # Errors
-    /// crun still knows it; `TimedOut`: because it does not answer.
+    /// crun still has it; `TimedOut`: because crun does not answer.
     pub(super) fn forget(&self, bundle: &Path, id: &ContainerId) -> io::Result<()> {
         let known = self.root.join(name_of(id));
         if !known.exists() {
@@ -142,7 +144,7 @@ impl CrunOrder {
             _ if !known.exists() => Ok(()),
             Err(error) => Err(io::Error::new(error.kind(), format!("crun delete {}: {error}", name_of(id)))),
             Ok(status) => {
-                // a create that was cut short leaves a directory without a status, which crun will not delete
+                // an interrupted create leaves a directory without a status, which crun will not delete
                 if !known.join("status").exists() {
                     return fs::remove_dir_all(&known);
                 }
@@ -152,17 +154,17 @@ impl CrunOrder {
         }
     }
 
-    /// Removes it without crun, which does not answer. None of the container's processes may be left: then there is nothing else that crun
-    /// would do.
+    /// Removes its state without crun, which does not answer. The caller must have made sure that none of the
+    /// container's processes is left: then crun would have nothing else to do.
     ///
     /// # Errors
-    /// It is still there.
+    /// The state could not be removed.
     pub(super) fn forget_alone(&self, id: &ContainerId) -> io::Result<()> {
         trees::remove(&self.root.join(name_of(id)))
     }
 }
 
-/// The first process of a container, as its bundle says.
+/// The first process of a container, from its bundle's `config.json`.
 pub(super) fn process(bundle: &Path) -> io::Result<Value> {
     let path = bundle.join("config.json");
     let config = read_regular(&path, CONFIG_BYTES).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
@@ -177,7 +179,7 @@ pub(super) fn read_pid(path: &Path) -> io::Result<i32> {
     text.trim().parse().map_err(|_| io::Error::other(format!("{}: {text:?} is no process", path.display())))
 }
 
-/// What crun last wrote about its failure.
+/// The errors that crun wrote last.
 pub(super) fn errors(bundle: &Path) -> String {
     errors_in(&bundle.join(LOG))
 }
@@ -195,7 +197,7 @@ mod tests {
     use super::*;
     use kedge_rig::Scratch;
 
-    /// It would wait for ever for somebody who writes to the pipe.
+    /// Reading a pipe would wait for a writer for ever.
     #[test]
     fn files_of_a_bundle_are_read_only_if_they_are_files() {
         let scratch = Scratch::new("bundle").unwrap();

@@ -1,8 +1,9 @@
-//! Devices of the machine as containers may have them: what `/dev` says of one, and of all.
+//! Devices of the machine in the form that containers get them: a single one, or all in `/dev`.
 //!
-//! What always holds: looked at by name each time, because devices come and go; nothing is opened, for opening some of them acts.
+//! Always holds: a device is looked up by name each time, because devices come and go; none is opened,
+//! because opening some of them has effects.
 //!
-//! Leaves to others: which container may have which.
+//! Leaves to others: the choice of devices for a container.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -12,19 +13,20 @@ use std::path::Path;
 use nix::sys::stat::{major, minor};
 use serde::{Deserialize, Serialize};
 
-/// Most devices that a privileged container gets: machines have 200; one with more is not an edge device.
+/// Most devices that a privileged container gets: machines have about 200; one with more is not an edge
+/// device.
 const MOST_DEVICES: usize = 4096;
 /// Levels below `/dev`: `/dev/bus/usb/001/002` has four.
 const MOST_LEVELS: usize = 8;
-/// What each container has of its own.
+/// Devices that each container has of its own.
 const OWN: [&str; 6] = ["/dev/console", "/dev/fd", "/dev/mqueue", "/dev/ptmx", "/dev/pts", "/dev/shm"];
 
 /// A node for a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Where it is, and where a container finds it.
+    /// Its path, on the machine and in a container.
     pub path: String,
-    /// A block device; else of characters.
+    /// True for a block device, false for a character device.
     pub is_block: bool,
     /// Its numbers.
     pub numbers: (u64, u64),
@@ -36,15 +38,15 @@ pub struct Device {
     pub gid: u32,
 }
 
-/// The device at this path, also behind a link; None: there is something else.
+/// The device at this path, also behind a link; `None` if it is something else.
 ///
 /// # Errors
-/// It cannot be looked at: it is not there, as a rule.
+/// It cannot be examined, usually because it does not exist.
 pub fn device(path: &str) -> io::Result<Option<Device>> {
     Ok(device_of(path, &fs::metadata(path)?))
 }
 
-/// All devices of the machine but those that each container has of its own, sorted by path.
+/// All devices of the machine except those that each container has of its own, sorted by path.
 ///
 /// # Errors
 /// `/dev` cannot be read.
@@ -58,7 +60,8 @@ pub fn all_devices(dev: &Path) -> io::Result<Vec<Device>> {
 fn gather(directory: &Path, level: usize, found: &mut Vec<Device>) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        // a name that is not text cannot be written into a configuration; what is gone by now was just unplugged
+        // a name that is not text cannot be written into a configuration; a missing file belongs to a device
+        // that was just unplugged
         let (Some(text), Ok(metadata)) = (path.to_str(), path.symlink_metadata()) else { continue };
         if OWN.contains(&text) || found.len() >= MOST_DEVICES {
             continue;

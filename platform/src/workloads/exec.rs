@@ -1,12 +1,14 @@
-//! Programs that are run beside a container's first process, by `crun exec`.
+//! Programs that run beside a container's first process, started by `crun exec`.
 //!
-//! What always holds: the program has all that the first process was given (user, environment, directory, capabilities, control
-//! group, namespaces). It has a limited time: what takes longer is killed with what it started, unless that made a
-//! session of its own, and so is one that is stopped; nothing outside of the container's control group is. One that waits for a dead
-//! disk does not end by that: it is not awaited, and its caller is told. Its output is kept
-//! up to a limit, and the rest is read and dropped, so that it never waits for us. An error means that it did not run.
+//! Always holds: the program gets the settings of the first process (user, environment, directory,
+//! capabilities, control group, namespaces). Its time is limited: when it is over, or the program is stopped,
+//! the program and its descendants are killed, except those in a session of their own; no process outside of
+//! the container's control group is killed. A process that waits for a dead disk does not end even then: it
+//! is not waited for, and is reported to the caller. The program's output is kept up to a limit, and the rest
+//! is read and dropped, so that it never waits for us. An error means that it did not run.
 //!
-//! Leaves to others: what is run, and what its end means; how many at once, and which is stopped for others.
+//! Leaves to others: the choice of programs and the conclusions from their end; limits on their number, and
+//! the choice of one to stop.
 
 use std::fs::{self, File};
 use std::io::{self, Seek as _, Write as _};
@@ -30,23 +32,23 @@ use super::process::{self, ProcessFd};
 use super::records::{CrunOrder, ORDER, Order, Records, shortened};
 use super::{ContainerId, Settings, WorkloadError, on};
 
-/// How long crun may take beyond the limit to start a program that is to be killed.
+/// Longest time beyond the limit that crun gets to start a program before it is killed.
 pub(super) const AFTER_KILL: Duration = Duration::from_secs(2);
-/// Between two looks whether it has.
+/// Time between two checks for that.
 pub(super) const LOOK: Duration = Duration::from_millis(10);
 
-/// A program to be run in a container.
+/// A program to run in a container.
 #[derive(Debug)]
 pub struct Exec<'a> {
-    /// Where.
+    /// The container.
     pub id: &'a ContainerId,
     /// Program and arguments.
     pub command: &'a [String],
-    /// How long it may take.
+    /// The longest time that it may take.
     pub limit: Duration,
-    /// How much of its output is kept, both streams together.
+    /// Limit of kept output, both streams together.
     pub output_bytes: usize,
-    /// Once this can be read, or its other end is closed, the program is stopped; None: never.
+    /// The program is stopped once this becomes readable or its other end is closed; `None`: never.
     pub stop: Option<BorrowedFd<'a>>,
 }
 
@@ -55,22 +57,22 @@ pub struct Exec<'a> {
 pub enum ExecEnd {
     /// By itself.
     Ended {
-        /// 128 and the signal if a signal ended it.
+        /// 128 plus the signal if a signal ended it.
         code: i32,
-        /// The begin of what it wrote.
+        /// The beginning of its output.
         output: Vec<u8>,
     },
     /// It was killed, because its time was over.
     TimedOut,
-    /// It was killed, because it was to be stopped.
+    /// It was killed, because the caller stopped it.
     Stopped,
 }
 
-/// What was killed of a program and has not ended: it waits for a disk or a server that does not answer.
+/// Processes of a killed program that have not ended: they wait for a disk or a server that does not answer.
 #[derive(Debug)]
 pub struct LeftProgram(Vec<(i32, ProcessFd)>);
 
-/// Most processes of a program that are remembered. One of them is enough to know that it has not ended.
+/// Most processes of a program that are remembered. A single one proves that the program has not ended.
 const LEFT: usize = 4;
 
 impl LeftProgram {
@@ -80,7 +82,7 @@ impl LeftProgram {
         (!processes.is_empty()).then_some(Self(processes))
     }
 
-    /// One of its processes that is still there.
+    /// One of its processes that still exists.
     #[must_use]
     pub fn still_there(&self) -> Option<i32> {
         let left = self.0.iter().find(|(_, process)| !process.wait(Duration::ZERO));
@@ -88,7 +90,7 @@ impl LeftProgram {
     }
 }
 
-/// Why a program was killed.
+/// The reason why a program was killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
     TooLong,
@@ -96,11 +98,11 @@ enum Cut {
 }
 
 impl Exec<'_> {
-    /// Runs it to its end. Blocks, on a thread that lives as long: with it the program's connection to us ends. Beside how it ended, what
-    /// of it has not.
+    /// Runs it to its end. Blocks; the calling thread must live at least as long, because our connection to
+    /// the program ends with it. Returns its end, and its processes that have not ended.
     ///
     /// # Errors
-    /// It did not run: there is no such program, or no such container, or that ends.
+    /// It did not run: the program or the container does not exist, or the container is ending.
     pub fn run(&self, settings: &Settings) -> Result<(ExecEnd, Option<LeftProgram>), WorkloadError> {
         self.id.check()?;
         let places = Places { run: settings.run.clone(), data: settings.data.clone() };
@@ -126,7 +128,7 @@ impl Exec<'_> {
         Ok((ExecEnd::Ended { code, output }, None))
     }
 
-    /// The container's own process, but for its command.
+    /// The settings of the container's first process, except its command.
     fn process(&self, bundle: &Path) -> io::Result<File> {
         let mut process = crun::process(bundle)?;
         process["args"] = json!(self.command);
@@ -147,7 +149,7 @@ impl Exec<'_> {
         command.stdout(to_output.try_clone()?).stderr(to_output);
         process::handing_on(&mut command, fd);
         let child = process::bound_to_parent(&mut command).spawn()?;
-        // it has the writing ends of the pipe
+        // it holds the writing ends of the pipe
         drop(command);
         let heard = self.hear(&child, Heard::new(output, self.output_bytes)?);
         match heard {
@@ -159,7 +161,7 @@ impl Exec<'_> {
         }
     }
 
-    /// Reads until crun has ended; `Err`: it has not within the limit, or before it was to be stopped.
+    /// Reads until crun has ended; `Err` if the time was over first, or the program was stopped.
     fn hear(&self, child: &Child, mut output: Heard) -> io::Result<Result<Vec<u8>, Cut>> {
         let process = ProcessFd::open(child.id().cast_signed())?;
         let end = process::after(Instant::now(), self.limit);
@@ -181,20 +183,20 @@ impl Exec<'_> {
     }
 }
 
-/// What came of a program.
+/// The outcome of a program.
 enum Ran {
-    /// How crun ended, and what it and the program wrote.
+    /// crun's exit status, and the output of crun and the program.
     Ended(ExitStatus, Vec<u8>),
-    /// It was killed: why, and what of it has not ended.
+    /// It was killed: the reason, and its processes that have not ended.
     Cut(Cut, Option<LeftProgram>),
 }
 
-/// Whether there is something to read, or the other end is closed.
+/// True if there is something to read, or the other end is closed.
 fn is_readable(fd: BorrowedFd<'_>) -> bool {
     poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
-/// A file for crun to read.
+/// A file in memory from which crun reads.
 pub(super) fn in_memory(process: &Value) -> io::Result<File> {
     let mut file = File::from(memfd_create(c"process", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(process.to_string().as_bytes())?;
@@ -202,16 +204,17 @@ pub(super) fn in_memory(process: &Value) -> io::Result<File> {
     Ok(file)
 }
 
-/// Kills the program with what it started, which are in a process group of theirs, or still in crun's. Returns what does not end.
+/// Kills the program with its descendants, which are in its own process group, or still in crun's. Returns
+/// the processes that do not end.
 fn kill(mut child: Child, pid_file: &PidFile, container: &Order) -> io::Result<Option<LeftProgram>> {
     let end = Instant::now() + AFTER_KILL;
     let crun = child.id().cast_signed();
     let mut left = Vec::new();
-    // one that is being started has no ID yet
+    // a program that is being started has no ID yet
     while pid_file.read().is_none() && child.try_wait()?.is_none() && Instant::now() < end {
         std::thread::sleep(LOOK);
     }
-    // crun has not been waited for, so nobody else has its ID, nor that of its child while it runs
+    // crun has not been waited for, so its ID is still its own, and so is its child's while crun runs
     if let Some(pid) = pid_file.read()
         && let Some(program) = ProcessFd::open(pid)?
         && child.try_wait()?.is_none()
@@ -229,16 +232,17 @@ fn kill(mut child: Child, pid_file: &PidFile, container: &Order) -> io::Result<O
     Ok(LeftProgram::of(left))
 }
 
-/// Gives crun the time to take its program, which was killed, out of the process table. If crun is killed first, that is left to process 1,
-/// and where that does not do it, the container's PID namespace can never end.
+/// Gives crun the time to remove its killed program from the process table. If crun is killed first, process
+/// 1 has to do that, and where it does not, the container's PID namespace can never end.
 pub(super) fn await_crun(crun: Option<&ProcessFd>) {
     if let Some(crun) = crun {
         crun.wait(AFTER_KILL);
     }
 }
 
-/// Kills what of a process group is in the container, until nothing is left of it; returns what is left at the end. A program chooses its
-/// group: one that sees the machine's processes could name one of theirs.
+/// Kills the processes of a process group that are in the container, until none is left; returns those left
+/// at the end. The container's group is checked, because a program chooses its process group: one that sees
+/// the machine's processes could name one of theirs.
 fn kill_members(group: Pid, container: &Order, end: Instant) -> Vec<(i32, ProcessFd)> {
     let members = || {
         let mut found = container.cgroups.processes(&container.group);
@@ -263,7 +267,7 @@ fn kill_members(group: Pid, container: &Order, end: Instant) -> Vec<(i32, Proces
     }
 }
 
-/// Where crun writes the program's ID, once it runs.
+/// The file to which crun writes the program's ID once it runs.
 #[derive(Debug)]
 pub(super) struct PidFile(pub(super) PathBuf);
 
@@ -272,7 +276,7 @@ impl PidFile {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = bundle.join(format!("exec-{}-{number}.pid", std::process::id()));
-        // of an agent that was restarted in place, and counted as we do
+        // of an agent that was restarted in place, with the same process ID and counter
         let _ = fs::remove_file(&path);
         Self(path)
     }

@@ -1,10 +1,10 @@
 //! Containers in memory, which behave and fail as the real ones do.
 //!
-//! What always holds: the machine (`Machine` below) outlives the agent's handle on it, as shims do; a new handle observes all
-//! that exists. Nothing happens by itself but what was asked for: tests end containers, kill shims, cut the power, and choose
-//! which verbs fail. No clock: `grace` is over when a test says so.
+//! Always holds: the machine (`Machine` below) outlives the agent's handle on it, as shims do; a new handle
+//! observes all that exists. Nothing happens by itself except ordered acts: tests end containers, kill shims,
+//! cut the power, and choose the verbs that fail. It has no clock: a test decides when `grace` is over.
 //!
-//! Leaves to others: what a container does, which the test decides.
+//! Leaves to others: a container's behaviour, which the test decides.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use super::{
 
 const SIGKILL: i32 = 9;
 
-/// What goes wrong, once.
+/// A fault that happens once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FakeFault {
     /// `prepare_pod` fails half way: the pod exists without having been prepared.
@@ -27,26 +27,26 @@ pub enum FakeFault {
     Create,
     /// The agent is killed within `create_container`: a half-made container, which the next start removes.
     CreateCut,
-    /// crun fails or hangs: the container never begins, and says why.
+    /// crun fails or hangs: the container never begins, and its record has the reason.
     Begin,
     /// The shim is killed between crun's `create` and `start`.
     ShimAtBegin,
-    /// A verb finds the disk full or stuck: removal fails, and works when tried again.
+    /// A verb meets a full or stuck disk: removal fails, and works when repeated.
     Remove,
 }
 
 /// A container of the fake machine.
 #[derive(Clone, Debug)]
 pub struct FakeContainer {
-    /// As it was ordered.
+    /// Its order.
     pub order: ContainerOrder,
-    /// How it is.
+    /// Its state.
     pub state: ContainerState,
-    /// How often its process was begun: never more than once, but after an error.
+    /// How often its process was begun: never more than once, except after an error.
     pub begun: u32,
-    /// The signals its first process got.
+    /// The signals that its first process received.
     pub signals: Vec<i32>,
-    /// It ends when it gets a signal; otherwise by SIGKILL only.
+    /// True if it ends when it gets a signal; otherwise only SIGKILL ends it.
     pub obeys: bool,
 }
 
@@ -68,7 +68,8 @@ pub struct FakeWorkloads {
 }
 
 impl FakeWorkloads {
-    /// The agent is gone and another one starts: containers go on, what was half made is removed, all is observed anew.
+    /// The handle of another agent, after this one is gone: containers continue, half-made ones are removed,
+    /// and all are observed anew.
     #[must_use]
     pub fn after_restart(&self) -> Self {
         let mut machine = self.machine();
@@ -77,7 +78,7 @@ impl FakeWorkloads {
         Self { machine: Arc::clone(&self.machine), reported: BTreeMap::new() }
     }
 
-    /// The power was cut: nothing is left.
+    /// The machine after a power cut: nothing is left.
     #[must_use]
     pub fn after_power_cut(&self) -> Self {
         let faults = std::mem::take(&mut self.machine().faults);
@@ -89,29 +90,29 @@ impl FakeWorkloads {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the next verb that can fail in this way do so.
+    /// Makes the next verb that can fail in this way fail.
     pub fn fail_next(&self, fault: FakeFault) {
         self.machine().faults.push(fault);
     }
 
-    /// A container as it is, whatever was reported.
+    /// The present state of a container, whatever was reported.
     pub fn container(&self, id: &ContainerId) -> Option<FakeContainer> {
         self.machine().containers.get(id).cloned()
     }
 
-    /// Whether the container ends by signals other than SIGKILL.
+    /// Sets whether the container ends by signals other than SIGKILL.
     pub fn set_obeys(&self, id: &ContainerId, obeys: bool) {
         if let Some(container) = self.machine().containers.get_mut(id) {
             container.obeys = obeys;
         }
     }
 
-    /// The container's first process ends by itself.
+    /// Ends the container's first process by itself.
     pub fn exit(&self, id: &ContainerId, code: i32) {
         self.machine().end(id, |exit| exit.exit_code = code);
     }
 
-    /// The kernel kills it for want of memory.
+    /// Lets the kernel kill it for lack of memory.
     pub fn run_out_of_memory(&self, id: &ContainerId) {
         self.machine().end(id, |exit| {
             exit.oom_killed = true;
@@ -120,7 +121,7 @@ impl FakeWorkloads {
         });
     }
 
-    /// Somebody kills its shim: it is ended, and lost.
+    /// Kills its shim: the container is ended, and lost.
     pub fn kill_shim(&self, id: &ContainerId) {
         let mut machine = self.machine();
         machine.end(id, |exit| {
@@ -131,7 +132,7 @@ impl FakeWorkloads {
         });
     }
 
-    /// The time that a stopped container was given is over.
+    /// Ends the grace period of stopped containers.
     pub fn end_grace(&self) {
         let mut machine = self.machine();
         let stopped: Vec<ContainerId> = machine

@@ -1,7 +1,7 @@
-//! What agent and shim read of each other, for the fuzz target: feature `fake`, never in a release.
+//! The messages between agent and shim, for the fuzz target: feature `fake`, never in a release.
 //!
-//! Always holds: the code that a release runs reads the bytes, from the files and the socket that it reads them from; no process is
-//! started or ended by what they say. Leaves to others: what must hold of the outcome.
+//! Always holds: the code of a release reads the bytes, from its usual files and socket; their content starts
+//! or ends no process. Leaves to others: the properties of the outcome.
 
 use std::fmt::Debug;
 use std::fs::{self, File};
@@ -27,7 +27,7 @@ use super::{AttachOrder, Attachment, Console, ContainerId, Notes, Settings};
 /// The records of a bundle, by their files.
 pub const RECORDS: [&str; 5] = [ORDER, SHIM, STATE, EXIT, NOTES];
 
-/// A container's directory in a directory of the target's own.
+/// A container's directory in a scratch directory of the target.
 #[derive(Debug)]
 pub struct Bundle {
     settings: Settings,
@@ -35,14 +35,14 @@ pub struct Bundle {
     path: PathBuf,
 }
 
-/// What came of a client at a shim.
+/// The outcome of a client's conversation with a shim.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Talk {
-    /// What the shim wrote to the client.
+    /// The bytes that the shim wrote to the client.
     pub lines: Vec<u8>,
-    /// What the container read.
+    /// The bytes that the container read.
     pub stdin: Vec<u8>,
-    /// What the client was given of the container's output.
+    /// The bytes of the container's output that the client received.
     pub outputs: [Vec<u8>; 2],
 }
 
@@ -69,10 +69,10 @@ impl Bundle {
         fs::read_dir(&self.path)?.try_for_each(|entry| fs::remove_file(entry?.path()))
     }
 
-    /// A record as it is read, as it is written after that, and as that is read.
+    /// A record that is read, written again, and read again: both results.
     ///
     /// # Errors
-    /// Why it cannot be read.
+    /// The reason why it cannot be read.
     pub fn read_twice(&self, record: &str) -> Result<Option<[String; 2]>, String> {
         match record {
             ORDER => self.twice::<Order>(record),
@@ -95,7 +95,7 @@ impl Bundle {
         Ok(Some([format!("{first:?}"), format!("{second:?}")]))
     }
 
-    /// What an agent takes the container for, beside a shim that lives or none; and what was noted of it.
+    /// The state that an agent derives for the container, with or without a live shim; and its notes.
     ///
     /// # Errors
     /// A record cannot be read.
@@ -103,11 +103,11 @@ impl Bundle {
         state_of(&self.path, has_shim).map_err(|error| error.to_string())
     }
 
-    /// A client says these things to a shim, each with so many of its pipes (input, output, errors), writes `input` and leaves; the
-    /// container writes `output` to both of its own.
+    /// Sends these messages to a shim, each with so many of the client's pipes (input, output, errors),
+    /// writes `input` and leaves; the container writes `output` to both of its own.
     ///
     /// # Errors
-    /// The kernel has no more descriptors.
+    /// The kernel has no free descriptors.
     pub fn talk_to_shim(
         &self,
         console: Console,
@@ -129,7 +129,7 @@ impl Bundle {
             let raw: Vec<RawFd> = theirs.iter().take(*descriptors).map(|fd| fd.as_raw_fd()).collect();
             let with = [ControlMessage::ScmRights(&raw)];
             let with: &[ControlMessage<'_>] = if raw.is_empty() { &[] } else { &with };
-            // a shim that has closed the connection hears no more
+            // fails if the shim has already closed the connection
             let _ =
                 sendmsg::<()>(client.as_raw_fd(), &[IoSlice::new(line)], with, MsgFlags::MSG_NOSIGNAL, None);
             shim.serve(now);
@@ -151,7 +151,8 @@ impl Bundle {
         Ok(talk)
     }
 
-    /// A client asks a shim that answers this, and closes the connection: the code with which the container ended, or why not.
+    /// A client attaches to a shim that sends this answer and closes the connection; returns the container's
+    /// exit code, or the error.
     ///
     /// # Errors
     /// The socket cannot be made.
@@ -168,7 +169,7 @@ impl Bundle {
         });
         let order = AttachOrder { id: &self.id, stdin: false, stdout: true, stderr: false };
         let opened = Attachment::open(order, &self.settings);
-        // a client that has heard enough may be gone
+        // the client may already have left
         let _ = shim.join();
         let mut client = match opened {
             Ok(client) => client,
@@ -185,6 +186,6 @@ impl Bundle {
 }
 
 fn rest_of(source: &mut impl Read, bytes: &mut Vec<u8>) {
-    // what would block has nothing more
+    // an error means that no more bytes are there now
     let _ = source.read_to_end(bytes);
 }

@@ -1,11 +1,11 @@
-//! Containers by crun and one shim each: the verbs, what is observed, and what a start finds.
+//! Containers by crun with one shim each: the verbs, the observations, and the clean-up at a start.
 //!
-//! What always holds: the records of a bundle and the lock on it say how its container is; only what was
-//! reported last is kept in memory. So a killed agent loses nothing, and its successor adopts every container by reading. A bundle has at
-//! most one shim: it inherits the lock that is taken here. `order.json` of a bundle is written last and removed first: a bundle without it
-//! was half made, or half removed, and goes.
+//! Always holds: a container's state follows from the records of its bundle and the lock on it; only the last
+//! report is kept in memory. So a killed agent loses nothing, and its successor adopts every container by
+//! reading. A bundle has at most one shim, because a shim inherits the lock that is taken here. `order.json`
+//! of a bundle is written last and removed first: a bundle without it is incomplete, and is removed.
 //!
-//! Leaves to others: when a verb is given (core), what the shim does (`shim`).
+//! Leaves to others: the times of verbs (core), the work of the shim (`shim`).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -39,31 +39,33 @@ use super::{
 use crate::linux::{Roots, kind_in_its_place, open_lock, write_regular};
 use crate::trees::{self, Removal};
 
-/// The file whose lock belongs to the shim.
+/// The file whose lock the shim holds.
 const LOCK: &str = "lock";
-/// Most pods, and containers of one, that a start looks at: a hundred times what a node is meant for.
+/// Most pods, and containers of one, that a start examines: a hundred times the number that a node should
+/// have.
 const ENTRIES: usize = 10_000;
-/// A shim that was just started by an agent that was killed has no record yet: when it is looked for again; doubled this often, for
-/// the record may be damaged, and then the shim has none until it ends.
+/// A shim that was just started by a killed agent has no record yet: the time until it is checked again;
+/// doubled with each check, because the record may be damaged, and then the shim has none until it ends.
 const UNNAMED_LOOK: Duration = Duration::from_millis(50);
 const UNNAMED_DOUBLINGS: u32 = 5;
-/// How often a container is looked at that the kernel gives no watch for.
+/// Interval of checks of a container for which the kernel gives no watch.
 const UNWATCHED_LOOK: Duration = Duration::from_secs(1);
-/// How long to wait before a container that does not end is killed again, or a lost one ended again.
+/// Wait before a container that does not end is killed again, or an attempt to end a lost one is repeated.
 const RETRY: Duration = Duration::from_secs(2);
-/// When processes that were killed are looked for again; doubled this often.
+/// Time until killed processes are checked again; doubled with each check.
 const LOST_LOOK: Duration = Duration::from_millis(10);
 const LOST_DOUBLINGS: u32 = 8;
 
-/// How long crun is not asked to forget a container after it did not answer: each time costs its whole limit, and others wait meanwhile.
+/// For how long crun is not called to forget a container after it did not answer: each call takes its whole
+/// limit, and delays others.
 const WITHOUT_CRUN: Duration = Duration::from_secs(60);
 
-/// crun, and how long one of its steps may take.
+/// crun, and the time limit of its steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crun {
     /// The program: `/usr/bin/crun`.
     pub program: PathBuf,
-    /// The limit of `create` and `start`, each.
+    /// Time limit of `create` and of `start`.
     pub limit: Duration,
 }
 
@@ -74,10 +76,10 @@ impl Default for Crun {
     }
 }
 
-/// What a runtime needs to know.
+/// The settings of a runtime.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// A directory of our own that does not survive a reboot.
+    /// A directory of our own on a file system that does not survive a reboot.
     pub run: PathBuf,
     /// A directory of our own on the disk.
     pub data: PathBuf,
@@ -85,19 +87,19 @@ pub struct Settings {
     pub program: PathBuf,
     /// crun.
     pub crun: Crun,
-    /// The control group above all pods'. Two agents on one machine need one each.
+    /// The control group that contains all pods' groups. Two agents on one machine need different ones.
     pub pods_group: String,
     /// The control group of the shims.
     pub shims_group: String,
 }
 
 impl Settings {
-    /// As a node has them, below its agent's directories.
+    /// The settings of a node, below its agent's directories.
     pub fn new(run_dir: &Path, root_dir: &Path) -> Self {
         Self {
             run: run_dir.join("containers"),
             data: root_dir.join("containers"),
-            // also after an upgrade the one that runs
+            // the running program, even after an upgrade of its file
             program: "/proc/self/exe".into(),
             crun: Crun::default(),
             pods_group: "/kedgepods".into(),
@@ -111,18 +113,18 @@ impl Settings {
 pub struct Waker(Arc<EventFd>);
 
 impl Waker {
-    /// Ends the wait that is under way, else the next one.
+    /// Ends the present wait, or else the next one.
     pub fn wake(&self) {
         let _ = self.0.write(1);
     }
 }
 
-/// What is known of a container's shim.
+/// The agent's knowledge about a container's shim.
 #[derive(Debug)]
 enum Shim {
     /// No process holds the lock.
     Absent,
-    /// One has the lock, and has not written who it is.
+    /// A process holds the lock, and has not written its record.
     Unnamed,
     Alive(ProcessFd),
 }
@@ -138,22 +140,23 @@ struct Container {
     bundle: PathBuf,
     group: String,
     notes: Notes,
-    /// `None`: the kernel has no more to give.
+    /// `None` if the kernel has no more watches.
     watch: Option<WatchDescriptor>,
     shim: Shim,
     reported: Option<ContainerState>,
     stop: Option<Stop>,
-    /// It must be judged again then, because ending it failed.
+    /// When it must be judged again, because ending it failed.
     retry: Option<Instant>,
-    /// How often its processes were looked for in vain.
+    /// How often its processes were found still alive.
     looks: u32,
-    /// We started a shim for it, or tried to.
+    /// True if we started a shim for it, or tried to.
     was_started: bool,
-    /// Why a record of it cannot be read: it is ended, because nobody could say what or how it is.
+    /// The reason why a record cannot be read: then the container is ended, because its state cannot be
+    /// known.
     unreadable: Option<String>,
-    /// Its stop was not obeyed, and its processes were killed.
+    /// True if it did not obey its stop, and its processes were killed.
     was_killed: bool,
-    /// How often a process was found to hold the lock that has not said who it is.
+    /// How often a process was found to hold the lock without having written its record.
     unnamed_looks: u32,
 }
 
@@ -169,28 +172,29 @@ pub struct LinuxWorkloads {
     settings: Settings,
     places: Places,
     board: Board,
-    /// `None`: the kernel has no more to give, and all containers are unwatched.
+    /// `None` if the kernel has no more: then no container is watched.
     inotify: Option<Inotify>,
     wake: Waker,
     removal: Removal,
     containers: BTreeMap<ContainerId, Container>,
     observed: Vec<Observation>,
-    /// Until when crun is not asked to forget a container.
+    /// Time until which crun is not called to forget a container.
     without_crun: Cell<Option<Instant>>,
 }
 
 impl LinuxWorkloads {
-    /// Looks at the board, takes over what an earlier agent left, and removes what nobody needs.
+    /// Examines the board, adopts containers of an earlier agent, and removes leftovers.
     ///
     /// # Errors
-    /// Our directories cannot be made or read, or the kernel has no descriptors to give. Nothing was decided: what is not known is not
-    /// gone.
+    /// Our directories cannot be made or read, or the kernel has no free descriptors. Then nothing was
+    /// decided, because containers that could not be read may exist.
     pub fn open(settings: Settings, roots: &Roots) -> Result<Self, WorkloadError> {
         let places = Places { run: settings.run.clone(), data: settings.data.clone() };
         for directory in [&places.pods(), &places.crun()] {
             make_directory(directory, 0o700)?;
         }
-        // only new containers need it: those that run can be followed and stopped on a disk that takes no changes
+        // only new containers need it: running ones can be followed and stopped on a disk that cannot be
+        // written
         if let Err(error) = make_directory(&places.data, 0o700) {
             log::warn!("no container can be created: {error}");
         }
@@ -210,18 +214,18 @@ impl LinuxWorkloads {
         Ok(workloads)
     }
 
-    /// What the board offers.
+    /// The abilities of the board.
     pub fn board(&self) -> &Board {
         &self.board
     }
 
-    /// Ends waits of [`Workloads::observe`].
+    /// A waker that ends waits of [`Workloads::observe`].
     pub fn waker(&self) -> Waker {
         self.wake.clone()
     }
 
-    /// Every bundle becomes a container again, or goes if it was half made. None is passed over: what is not known would be run
-    /// a second time.
+    /// Every bundle becomes a container again, or is removed if it is incomplete. None may be skipped:
+    /// otherwise a container might be run a second time.
     fn take_over(&mut self) -> Result<(), WorkloadError> {
         for uid in names_for_sure(&self.places.pods())? {
             for name in names_for_sure(&self.places.containers(&uid))? {
@@ -284,7 +288,8 @@ impl LinuxWorkloads {
         self.containers.entry(id.clone()).or_insert(container)
     }
 
-    /// Where the group of a container must be whose order cannot be read: the layout says so for all classes.
+    /// The control group of a container whose order cannot be read: it is found in the fixed layout, among
+    /// the groups of all QoS classes.
     fn group_of_foreign(&self, id: &ContainerId) -> String {
         let pods = self.classes().map(|class| format!("{class}/pod{}", id.pod));
         let has_it = |pod: &&String| self.board.cgroups.children(pod).contains(&id.directory());
@@ -292,14 +297,14 @@ impl LinuxWorkloads {
         format!("{pod}/{}", id.directory())
     }
 
-    /// The groups that the groups of pods are in.
+    /// The groups of the QoS classes, which contain the groups of pods.
     fn classes(&self) -> [String; 3] {
         let root = &self.settings.pods_group;
         [root.clone(), format!("{root}/burstable"), format!("{root}/besteffort")]
     }
 
-    /// Removes data of containers that the run directory does not know: the machine was booted since, or an agent was killed while
-    /// it removed them. Then control groups of pods that it does not know.
+    /// Removes data of containers that the run directory does not have: the machine was rebooted since, or an
+    /// agent was killed while it removed them. Then removes control groups of pods that it does not have.
     fn sweep(&mut self) {
         for uid in names(&self.places.data) {
             let data = self.places.data_of_pod(&uid);
@@ -310,7 +315,7 @@ impl LinuxWorkloads {
                     log::warn!("remove leftover {}: {error}", data.join(&name).display());
                 }
             }
-            // it goes if it is empty
+            // removed only if it is empty
             let _ = fs::remove_dir(&data);
         }
         for class in self.classes() {
@@ -336,7 +341,7 @@ impl LinuxWorkloads {
             .ok_or_else(|| WorkloadError::refused(format_args!("container {id} does not exist")))
     }
 
-    /// Finds out how a container is, and tells it if it is news.
+    /// Determines a container's state, and reports it if it has changed.
     fn judge(&mut self, id: &ContainerId) {
         let Some(container) = self.containers.get_mut(id) else { return };
         container.retry = None;
@@ -346,6 +351,8 @@ impl LinuxWorkloads {
         let found =
             if container.unreadable.is_some() { Ok(container.foreign_state()) } else { container.state() };
         let state = match found {
+            // recorded, so that later agents also see that it failed to begin, and not a container that
+            // awaits its start
             Ok(Found::Is(ContainerState::Created)) if container.was_started => {
                 let exit = ContainerExit::never_began("its shim ended before it had begun");
                 match container.records().write(EXIT, &exit) {
@@ -379,7 +386,7 @@ impl LinuxWorkloads {
         }
     }
 
-    /// Nobody will ever read what it recorded, so nobody could say how it is: it is ended, once.
+    /// Its records can never be read, so its state could never be known: it is ended, once.
     fn end_unreadable(&mut self, id: &ContainerId, why: &str) {
         log::warn!("container {id} is ended: {why}");
         if let Some(container) = self.containers.get_mut(id) {
@@ -396,7 +403,8 @@ impl LinuxWorkloads {
         }
     }
 
-    /// Its processes were killed and must be looked for again: soon, but a process that waits for a dead disk never leaves.
+    /// Its processes were killed and must be checked again: soon, but with growing delays, because a process
+    /// that waits for a dead disk never leaves.
     fn judge_soon(&mut self, id: &ContainerId) {
         if let Some(container) = self.containers.get_mut(id) {
             let pause = LOST_LOOK * 2_u32.pow(container.looks.min(LOST_DOUBLINGS));
@@ -405,7 +413,8 @@ impl LinuxWorkloads {
         }
     }
 
-    /// Nobody watches it any more, so nobody would know its end: it is ended now. `None`: some of its processes are still there.
+    /// It has no shim any more that would record its end, so it is ended now. `None` if some of its processes
+    /// still exist.
     fn end_lost(
         &self,
         id: &ContainerId,
@@ -433,7 +442,8 @@ impl LinuxWorkloads {
         Ok(Some(ContainerState::Lost(exit)))
     }
 
-    /// Makes crun forget a container. `is_empty`: none of its processes is left, so a crun that does not answer is not needed.
+    /// Makes crun forget a container. `is_empty`: none of its processes is left, so its state can be removed
+    /// even if crun does not answer.
     fn forget(&self, bundle: &Path, id: &ContainerId, is_empty: bool) -> io::Result<()> {
         let (crun, now) = (self.crun(), Instant::now());
         if is_empty && self.without_crun.get().is_some_and(|until| now < until) {
@@ -487,8 +497,8 @@ impl LinuxWorkloads {
         Ok(())
     }
 
-    /// Removes what there is of a container without a shim. Its order goes only after its processes; from then on errors are
-    /// gathered.
+    /// Removes everything of a container without a shim. Its order is removed only after its processes; from
+    /// then on errors are collected.
     fn remove_rest(&mut self, id: &ContainerId, group: Option<&str>) -> Result<(), WorkloadError> {
         let (bundle, data) = (self.places.bundle(id), self.places.data_of(id));
         let groups = &self.board.cgroups;
@@ -510,7 +520,7 @@ impl LinuxWorkloads {
         let unmounted = rootfs::unmount(&root).map_err(on("unmount", &root));
         let is_unmounted = unmounted.is_ok();
         keep(unmounted);
-        // what is mounted must not be emptied
+        // a mounted directory must not be emptied
         if is_unmounted {
             keep(self.removal.take(&data).map_err(on("remove", &data)));
             keep(trees::remove(&bundle).map_err(on("remove", &bundle)));
@@ -518,7 +528,7 @@ impl LinuxWorkloads {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Kills what is due; returns until when to wait.
+    /// Kills the containers whose grace period is over; returns until when to wait.
     fn kill_due(&mut self, now: Instant, end: Instant) -> Instant {
         let groups = &self.board.cgroups;
         let mut next = end;
@@ -547,7 +557,8 @@ impl LinuxWorkloads {
         next
     }
 
-    /// Waits for a shim, a record, or the waker; judges what may have changed. True: the waker.
+    /// Waits for a shim, a record, or the waker; judges the containers that may have changed. Returns true if
+    /// it was the waker.
     fn wait(&mut self, until: Instant) -> bool {
         let left = until.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
@@ -577,6 +588,7 @@ impl LinuxWorkloads {
             touched.extend(self.with_new_records());
         }
         let now = Instant::now();
+        // the kernel announces no change of these, so they are judged after each wait
         let unclear = |container: &Container| {
             matches!(container.shim, Shim::Unnamed)
                 || container.watch.is_none()
@@ -614,18 +626,18 @@ impl LinuxWorkloads {
     }
 }
 
-/// What the records say.
+/// The state according to the records.
 enum Found {
     Is(ContainerState),
-    /// It began, or may have, and its shim is gone without a last word.
+    /// It began, or may have, and its shim ended without recording the end.
     Lost(Option<i64>),
 }
 
 impl Container {
-    /// Finds a shim that an earlier agent started, and notices when one has ended.
+    /// Finds a shim that an earlier agent started, and notices the end of one.
     ///
     /// # Errors
-    /// It is not known whether there is one.
+    /// It cannot be determined whether there is one.
     fn look_for_shim(&mut self) -> Result<(), WorkloadError> {
         match &self.shim {
             Shim::Alive(process) if process.wait(Duration::ZERO) => {
@@ -647,17 +659,17 @@ impl Container {
                     }
                 }
             }
-            // no process holds the lock, so there is no shim, whatever the records say
+            // the lock is free, so there is no shim, whatever the records contain
             Ok(Some(_)) => Shim::Absent,
-            // something else is in its place
+            // something else has the lock file's place
             Err(error) if kind_in_its_place(&error).is_some() || is_no_file(&error) => Shim::Absent,
             Err(error) => return Err(on("lock", &self.bundle)(error)),
         };
         Ok(())
     }
 
-    /// Its root file system, which nobody needs any more: what it is made of could not be made anew under it, and the container's
-    /// successor may wait for that.
+    /// Unmounts its root file system, which is not needed any more: its layers could not be made anew while
+    /// mounted, and the container's successor may wait for that.
     fn let_go(&self) {
         let root = places::rootfs(&self.bundle);
         if let Err(error) = rootfs::unmount(&root) {
@@ -665,7 +677,7 @@ impl Container {
         }
     }
 
-    /// Of one that is being ended because it cannot be read.
+    /// The state of a container that is being ended because its records cannot be read.
     fn foreign_state(&self) -> Found {
         match self.shim {
             Shim::Absent => Found::Lost(None),
@@ -678,7 +690,7 @@ impl Container {
     }
 }
 
-/// Whether the shim is alive is looked at before: then its last word could still come; after, it cannot.
+/// The caller checks before whether the shim is alive: if it was not, it can record nothing more.
 fn found_in(records: &Records, is_alive: bool) -> Result<Found, WorkloadError> {
     if let Some(exit) = records.read::<ContainerExit>(EXIT)? {
         return Ok(Found::Is(ended(exit)));
@@ -695,7 +707,7 @@ fn found_in(records: &Records, is_alive: bool) -> Result<Found, WorkloadError> {
     })
 }
 
-/// What the records of a bundle say to an agent, for the fuzz target.
+/// The state of a bundle's records for an agent, for the fuzz target.
 #[cfg(any(test, feature = "fake"))]
 pub(super) fn state_of(bundle: &Path, is_alive: bool) -> Result<(&'static str, Notes), WorkloadError> {
     let state = match found_in(&Records::of(bundle), is_alive)? {
@@ -708,7 +720,7 @@ pub(super) fn state_of(bundle: &Path, is_alive: bool) -> Result<(&'static str, N
     Ok((state, later_notes(bundle).notes))
 }
 
-/// Whether it has run: what never began may be started again.
+/// True if it has run: a container that never began may be started again.
 fn is_over(state: &ContainerState) -> bool {
     match state {
         ContainerState::Exited(exit) => exit.error.is_none(),
@@ -721,7 +733,7 @@ fn ended(exit: ContainerExit) -> ContainerState {
     if exit.lost { ContainerState::Lost(exit) } else { ContainerState::Exited(exit) }
 }
 
-/// The bundle's lock; `None`: a shim has it.
+/// Takes the bundle's lock; `None` if a shim has it.
 fn lock(bundle: &Path) -> io::Result<Option<File>> {
     let file = open_lock(&bundle.join(LOCK))?;
     match file.try_lock() {
@@ -731,7 +743,7 @@ fn lock(bundle: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Whether there is, for good, no file that could be opened.
+/// True if the error shows that no file can be opened there, now or later.
 fn is_no_file(error: &io::Error) -> bool {
     let raw = error.raw_os_error().map(Errno::from_raw);
     matches!(raw, Some(Errno::ENOENT | Errno::ENOTDIR | Errno::EISDIR | Errno::ENXIO | Errno::ELOOP))
@@ -753,7 +765,7 @@ fn signal_first(records: &Records, signal: i32) -> Result<(), WorkloadError> {
 /// The names in a directory that can be ours.
 ///
 /// # Errors
-/// It is there and cannot be read: what is in it is unknown.
+/// It exists and cannot be read, so its content is unknown.
 fn names_for_sure(directory: &Path) -> Result<Vec<String>, WorkloadError> {
     match fs::read_dir(directory) {
         Err(error) if !is_no_file(&error) => Err(on("read", directory)(error)),
@@ -761,7 +773,7 @@ fn names_for_sure(directory: &Path) -> Result<Vec<String>, WorkloadError> {
     }
 }
 
-/// The names in a directory that can be ours; one that cannot be read has none.
+/// The names in a directory that can be ours; an unreadable one has none.
 pub(super) fn names(directory: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut names: Vec<String> =
@@ -793,7 +805,7 @@ impl Workloads for LinuxWorkloads {
             return Err(WorkloadError::refused(format_args!("pod {} is not prepared", id.pod)));
         }
         if !self.containers.contains_key(id) {
-            // what a killed agent had begun
+            // remove the leftovers of a killed agent
             self.remove_rest(id, None)?;
             if let Err(error) = self.make_bundle(order, config) {
                 self.containers.remove(id);
@@ -820,8 +832,8 @@ impl Workloads for LinuxWorkloads {
             None => !records.has(SHIM),
             Some(exit) => exit.error.is_some(),
         };
-        // also if the lock is held for a moment by a process that was just forked and has a copy of it: then the container is seen
-        // not to have begun, and the start is answered
+        // even if a process that was just forked has a copy of the lock and so holds it for a moment: then
+        // the container is found not to have begun, and the start is answered
         container.was_started |= may_start;
         if let Some(held) = held.filter(|_| may_start) {
             for name in [EXIT, STATE, SHIM] {
@@ -830,7 +842,7 @@ impl Workloads for LinuxWorkloads {
             container.stop = None;
             let mut command = Command::new(program);
             command.arg("shim").arg(&container.bundle).current_dir("/").process_group(0);
-            // the lock goes with it, without a moment in which nobody has it
+            // the lock is passed on, so that it is never free in between
             command.stdin(held).stdout(Stdio::null()).stderr(Stdio::null());
             process::with_plain_environment(&mut command);
             let child = command.spawn().map_err(on("start a shim for", &container.bundle))?;
@@ -870,7 +882,7 @@ impl Workloads for LinuxWorkloads {
         let Some(container) = self.containers.get_mut(id) else { return self.remove_rest(id, None) };
         container.look_for_shim()?;
         if !matches!(container.shim, Shim::Absent) {
-            // its last word may be there while it ends
+            // its last record may exist already while the process ends
             let ends = matches!(&container.shim, Shim::Alive(process) if container.records().has(EXIT) && process.wait(RETRY));
             if !ends {
                 return Err(WorkloadError::Busy(format!("container {id} has not ended")));
@@ -940,7 +952,7 @@ impl Workloads for LinuxWorkloads {
     }
 }
 
-/// What was noted after the container was made. Notes that cannot be read are as if nothing had been noted.
+/// The notes that were added after the container was made. Unreadable notes count as absent.
 fn later_notes(bundle: &Path) -> NotesRecord {
     let found = Records::of(bundle).read::<NotesRecord>(NOTES).ok().flatten();
     found.unwrap_or(NotesRecord { version: VERSION, notes: Notes::new() })
@@ -970,7 +982,7 @@ mod tests {
             Self { workloads: LinuxWorkloads::open(settings, &Roots::default()).unwrap(), scratch }
         }
 
-        /// As an earlier agent left it: created, not started.
+        /// Leaves it as an earlier agent would: created, not started.
         fn adopt(&mut self) -> Records {
             let order = ContainerOrder {
                 id: id(),
@@ -1029,7 +1041,7 @@ mod tests {
             exit.why.as_ref().is_some_and(|why| why.ends_with("order.json: version 9, expected 1"))
         };
         assert!(matches!(&lost[..], [ContainerState::Lost(exit)] if exit.lost && says_why(exit)), "{lost:?}");
-        // it is not started again, and the next start finds the same
+        // it is not started again, and the next start gets the same result
         opened.workloads.start_container(&id()).unwrap();
         assert_eq!(opened.states(), lost);
         opened.workloads =
@@ -1037,7 +1049,7 @@ mod tests {
         assert_eq!(opened.states(), lost);
     }
 
-    /// As a shim of another version has it: it holds the lock, and nobody can read who it is.
+    /// Like a shim of another version: it holds the lock, and its record cannot be read.
     #[test]
     fn shim_without_a_readable_record_is_looked_at_ever_less_often() {
         let mut opened = Opened::new("unnamed");
@@ -1054,7 +1066,7 @@ mod tests {
         assert!(pauses[0] <= Duration::from_millis(100), "{pauses:?}");
         assert_eq!(pauses[6..], [Duration::from_millis(1600); 2], "{pauses:?}");
         assert_eq!(opened.states(), [ContainerState::Starting]);
-        // its end is seen
+        // its end is noticed
         drop(held);
         records.write(EXIT, &ContainerExit::now(3, Some(1))).unwrap();
         let ended = opened.states();

@@ -1,13 +1,15 @@
-//! A container's log in the CRI format: one line of the file for each line of output, `2026-11-23T04:00:00.000000000Z stdout F text`;
-//! `P` in place of `F` where a line goes on in the next one.
+//! A container's log in the CRI format: one line of the file for each line of output,
+//! `2026-11-23T04:00:00.000000000Z stdout F text`; `P` in place of `F` where a line continues in the next
+//! one.
 //!
-//! What always holds: a container never waits for its log for ever. A thread of its own writes, so a disk that hangs stops that
-//! thread only; what waits for it is bounded. While the disk works nothing is lost, however fast the output. What could not be
-//! written is counted, and the log itself says so as soon as it can be written again. A file is rotated between two lines;
-//! each file holds whole lines only. Before lines are written the file is looked at: one that somebody removed or replaced is made
-//! anew; anything else in its place, such as a named pipe, which would hold the writer for ever, is renamed.
+//! Always holds: a container never waits for its log for ever. A separate thread writes, so a disk that hangs
+//! stops only that thread; the amount of waiting lines is limited. While the disk works nothing is lost,
+//! however fast the output. Lines that could not be written are counted, and their number is written to the
+//! log as soon as that is possible again. A file is rotated between two lines; each file holds whole lines
+//! only. The file is checked before lines are written: one that was removed or replaced is made anew;
+//! anything else in its place, such as a named pipe, which would hold the writer for ever, is renamed.
 //!
-//! Leaves to others: when there is something to read (`shim`).
+//! Leaves to others: the times of reading (`shim`).
 
 use std::fs::File;
 use std::io::{self, Read, Write as _};
@@ -29,22 +31,25 @@ use crate::trees;
 
 /// Longest text of one line of the log, as containerd's and CRI-O's: a longer line of output becomes several.
 pub(super) const LINE_BYTES: usize = 16 * 1024;
-/// What stands before the text, at most: time, stream, tag.
+/// Longest head of a line, before the text: time, stream, tag.
 const HEAD_BYTES: usize = 64;
 /// The longest line of the file.
 const LONGEST_BYTES: u64 = (LINE_BYTES + HEAD_BYTES) as u64;
-/// Lines that wait for the disk, in bytes; as many may be under way to it. Memory of a shim, so small.
+/// Bytes of lines that may wait for the disk; as many may be in the process of being written. Small, because
+/// it is memory of a shim.
 const QUEUE_BYTES: usize = 64 * 1024;
-/// What a container may write to its log, in bytes of the file, each second and at once: flash wears out, and reading costs
-/// processor time that is not the container's. Who writes more waits, as at any pipe.
+/// Limit on what a container writes to its log, in bytes of the file, each second and in a burst: flash wears
+/// out, and reading takes processor time that is not charged to the container. A container that writes more
+/// waits, as at any pipe.
 const RATE_BYTES: u64 = 1024 * 1024;
 const BURST_BYTES: u64 = 16 * 1024 * 1024;
-/// How long a container may be kept waiting by a disk that takes no more lines; then lines are dropped until it does.
+/// Longest time for which a disk that takes no more lines may delay a container; after that, lines are
+/// dropped until it does.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Unused memory that a buffer may keep after a burst.
 const KEPT_BYTES: usize = 8 * 1024;
 
-/// Which output a line came from.
+/// The output stream of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     Stdout,
@@ -60,14 +65,14 @@ impl Stream {
     }
 }
 
-/// What has been read of one output and is not yet a whole line.
+/// The bytes of one output that do not form a whole line yet.
 #[derive(Debug)]
 pub(super) struct Source {
     pipe: File,
     stream: Stream,
     buffer: Vec<u8>,
     open: bool,
-    /// The last reading found all that was there, and the log took it.
+    /// True if the last reading took all available bytes, and the log accepted them.
     is_dry: bool,
 }
 
@@ -79,18 +84,20 @@ impl Source {
         Ok(Self { pipe: pipe.into(), stream, buffer: Vec::new(), open: true, is_dry: false })
     }
 
-    /// The pipe while something may still come.
+    /// The pipe, while more output may come.
     pub(super) fn pipe(&self) -> Option<&File> {
         self.open.then_some(&self.pipe)
     }
 
-    /// Whether the last [`Source::pump`] left nothing; else it stopped at its limit, or because the log took no more.
+    /// True if the last [`Source::pump`] left nothing; otherwise it stopped at its limit, or because the log
+    /// accepted no more.
     pub(super) fn is_dry(&self) -> bool {
         self.is_dry
     }
 
-    /// Reads at most `most` bytes into the log, as far as the log takes them. Returns how many; 0: nothing is there, it has
-    /// ended, or the log takes no more now. `copy` is given what was read.
+    /// Reads at most `most` bytes into the log, as far as the log accepts them. Returns their number; 0 if
+    /// there are none, or the output has ended, or the log accepts no more now. `copy` is called with the
+    /// bytes.
     pub(super) fn pump(
         &mut self,
         log: &Log,
@@ -130,7 +137,7 @@ impl Source {
         total
     }
 
-    /// Hands over the whole lines, and a full buffer as a part of one. False: the log takes no more now.
+    /// Passes on the whole lines, and a full buffer as a part of one. False if the log accepts no more now.
     fn give_lines(&mut self, log: &Log, now: Instant) -> bool {
         let mut begin = 0;
         let mut taken = true;
@@ -150,7 +157,7 @@ impl Source {
         taken
     }
 
-    /// The last lines, also one that no newline ended.
+    /// Passes on the last lines, including an unterminated one.
     pub(super) fn finish(&mut self, log: &Log, now: Instant) {
         let rest = std::mem::take(&mut self.buffer);
         for line in rest.split_inclusive(|byte| *byte == b'\n') {
@@ -163,7 +170,7 @@ impl Source {
     }
 }
 
-/// How much may still be written now.
+/// The rate limit of a log.
 #[derive(Debug)]
 struct Allowance {
     left: u64,
@@ -175,7 +182,7 @@ impl Allowance {
         Self { left: BURST_BYTES, at: now }
     }
 
-    /// Whether it is enough for the longest line.
+    /// True if enough is left for the longest line.
     fn suffices(&mut self, now: Instant) -> bool {
         let millis = u64::try_from(now.saturating_duration_since(self.at).as_millis()).unwrap_or(u64::MAX);
         if millis > 0 {
@@ -189,7 +196,7 @@ impl Allowance {
         self.left = self.left.saturating_sub(bytes as u64);
     }
 
-    /// How long until it is enough.
+    /// Time until enough is left.
     fn wait(&self) -> Duration {
         Duration::from_millis(LONGEST_BYTES.saturating_sub(self.left).div_ceil(RATE_BYTES / 1000))
     }
@@ -198,11 +205,11 @@ impl Allowance {
 #[derive(Debug, Default)]
 struct Queue {
     lines: Vec<u8>,
-    /// `None`: no limit.
+    /// `None` without a limit.
     allowance: Option<Allowance>,
-    /// Since when the queue has been full and the writer did not come back.
+    /// Since when the queue has been full without progress of the writer.
     full_since: Option<Instant>,
-    /// Lines and bytes of output since the last notice that were not written, and in all.
+    /// Lines and bytes of output that were dropped, since the last notice and in all.
     dropped: (u64, u64),
     dropped_in_all: u64,
     why: String,
@@ -232,10 +239,10 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Starts the thread that writes. The file is made by its first line.
+    /// Starts the thread that writes. The first line creates the file.
     ///
     /// # Errors
-    /// There is no thread or descriptor.
+    /// No thread or descriptor is available.
     pub(super) fn start(order: LogOrder) -> io::Result<Self> {
         Self::start_on(LogFile::new(order))
     }
@@ -250,7 +257,7 @@ impl Log {
             )?,
         });
         let theirs = Arc::clone(&shared);
-        // it copies nothing onto its stack
+        // small, because it copies nothing onto its stack
         let builder = std::thread::Builder::new().name("log".into()).stack_size(64 * 1024);
         builder.spawn(move || {
             write_all(&theirs, file);
@@ -265,15 +272,15 @@ impl Log {
         &self.shared.room
     }
 
-    /// Whether output should be read: the container may write that much, and there is room for a line, or the time is over for
-    /// which a container waits.
+    /// True if output should be read: the rate limit allows it, and there is room for a line, or the
+    /// container has waited long enough.
     pub(super) fn takes_lines(&self, now: Instant) -> bool {
         let _ = self.shared.room.read();
         let mut queue = self.shared.queue();
         queue.may_write(now) && (has_room(&queue) || is_stuck(&queue, now))
     }
 
-    /// How long to wait, at most, until it is worth asking again whether lines are taken.
+    /// The longest time to wait before `takes_lines` may change.
     pub(super) fn patience_left(&self, now: Instant) -> Duration {
         let mut queue = self.shared.queue();
         if !queue.may_write(now) {
@@ -283,12 +290,13 @@ impl Log {
         (since + PATIENCE).saturating_duration_since(now)
     }
 
-    /// The container has ended: what it left is taken, however much it has written.
+    /// Lifts the rate limit after the container's end, so that its remaining output is taken.
     pub(super) fn lift_limit(&self) {
         self.shared.queue().allowance = None;
     }
 
-    /// Adds a line. False: there is no room now, and the line was not taken; true also if it was dropped.
+    /// Adds a line. Returns false if there is no room now, and the line was not taken; true also if it was
+    /// dropped.
     fn add(&self, stream: Stream, tag: char, text: &[u8], now: Instant) -> bool {
         let mut queue = self.shared.queue();
         if !queue.may_write(now) {
@@ -313,8 +321,8 @@ impl Log {
         true
     }
 
-    /// Waits, no longer than `patience`, until all is written; returns how many lines were dropped. A writer that hangs is left
-    /// to the end of the process.
+    /// Waits, no longer than `patience`, until all lines are written; returns the number of dropped lines. A
+    /// hanging writer is ended together with the process.
     pub(super) fn finish(self, patience: Duration) -> u64 {
         self.shared.queue().closed = true;
         self.shared.changed.notify_all();
@@ -378,7 +386,7 @@ fn put_time(lines: &mut Vec<u8>, at: SystemTime) {
     let _ = write!(lines, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{nanos:09}Z");
 }
 
-/// The writer's thread: takes what waits, writes it, comes back.
+/// The writer's thread: takes waiting lines, writes them, and repeats.
 fn write_all(shared: &Shared, mut file: LogFile) {
     let mut batch = Vec::new();
     loop {
@@ -401,7 +409,7 @@ fn write_all(shared: &Shared, mut file: LogFile) {
         batch.shrink_to(KEPT_BYTES);
         let mut queue = shared.queue();
         if noted {
-            // others may have been dropped meanwhile
+            // more lines may have been dropped meanwhile
             queue.dropped.0 -= reported.0;
             queue.dropped.1 -= reported.1;
         }
@@ -421,7 +429,7 @@ fn write_all(shared: &Shared, mut file: LogFile) {
 }
 
 impl Queue {
-    /// The line that tells a reader of the log what is missing from it.
+    /// The line that tells a reader of the log how many lines are missing.
     fn notice(&self) -> Option<Vec<u8>> {
         let (lines, bytes) = self.dropped;
         (lines > 0).then(|| {
@@ -433,18 +441,18 @@ impl Queue {
     }
 }
 
-/// Opens the file to append to it, and makes it if it is missing.
+/// Opens the file for appending, creating it if missing.
 type OpenLog = Box<dyn Fn(&Path) -> io::Result<File> + Send>;
 
-/// The file, and those before it.
+/// The current file and the rotated ones.
 struct LogFile {
     order: LogOrder,
-    /// [`open_log`] but for tests.
+    /// [`open_log`], except in tests.
     open_log: OpenLog,
     file: Option<File>,
-    /// Device and inode of it.
+    /// Device and inode of the file.
     identity: (u64, u64),
-    /// Bytes of whole lines in it.
+    /// Bytes of whole lines in the file.
     bytes: u64,
 }
 
@@ -453,7 +461,8 @@ impl LogFile {
         Self { order, open_log: Box::new(open_log), file: None, identity: (0, 0), bytes: 0 }
     }
 
-    /// Appends whole lines, rotating between them. Returns lines and bytes that could not be written, and why.
+    /// Appends whole lines, rotating between them. Returns lines and bytes that could not be written, and the
+    /// reason.
     fn append_all(&mut self, lines: &[u8]) -> (u64, u64, String) {
         self.look();
         let mut missed = (0, 0, String::new());
@@ -474,8 +483,8 @@ impl LogFile {
         missed
     }
 
-    /// Lets go of a file that is not in its place any more, or that somebody else cut or wrote to: nobody would find what is
-    /// written to it, or its size is another.
+    /// Closes a file that is not in its place any more, or that another program truncated or wrote to:
+    /// readers would not find lines written to it, or its size is not as expected.
     fn look(&mut self) {
         if self.file.is_none() {
             return;
@@ -499,7 +508,8 @@ impl LogFile {
         lines[..left].iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1)
     }
 
-    /// Appends lines that fit. Returns how many could not be written, all or none, and why.
+    /// Appends lines that fit. Returns the number of lines that could not be written, which is all or none,
+    /// and the reason.
     fn append(&mut self, lines: &[u8]) -> (u64, String) {
         match self.try_append(lines) {
             Ok(()) => {
@@ -507,7 +517,7 @@ impl LogFile {
                 (0, String::new())
             }
             Err(error) => {
-                // half a line must not stand before the next one
+                // half a line must not remain in front of the next one
                 if self.file.as_ref().is_none_or(|file| file.set_len(self.bytes).is_err()) {
                     self.file = None;
                 }
@@ -547,7 +557,8 @@ impl LogFile {
         Ok(())
     }
 
-    /// Renames what lies in the file's place to `LOG.aside`, and removes an older one of that name. Returns the line that says so.
+    /// Renames the obstacle in the file's place to `LOG.aside`, removing an older one of that name. Returns a
+    /// line about it.
     fn set_aside(&self, found: Kind) -> io::Result<Vec<u8>> {
         let aside = self.named("aside");
         std::fs::rename(&self.order.path, &aside).or_else(|_| {
@@ -561,15 +572,15 @@ impl LogFile {
         Ok(notice)
     }
 
-    /// The file's name and one more ending.
+    /// The file's name with one more ending.
     fn named(&self, ending: &str) -> PathBuf {
         let mut name = self.order.path.clone().into_os_string();
         name.push(format!(".{ending}"));
         PathBuf::from(name)
     }
 
-    /// `log.2` becomes `log.3`, `log.1` `log.2`, `log` `log.1`; what would be one too many goes. If the current one cannot be
-    /// renamed it is emptied: its size is promised, its content is not.
+    /// `log.2` becomes `log.3`, `log.1` `log.2`, `log` `log.1`; one beyond the limit is removed. If the
+    /// current one cannot be renamed it is emptied: the limit of its size is guaranteed, its content is not.
     fn rotate(&mut self) {
         let older = |number: u32| match number {
             0 => self.order.path.clone(),
@@ -602,7 +613,7 @@ fn first_line(lines: &[u8]) -> usize {
     lines.iter().position(|byte| *byte == b'\n').map_or(lines.len(), |end| end + 1)
 }
 
-/// A log whose disk is as slow as its reader.
+/// A log whose disk is as slow as the pipe's reader.
 #[cfg(test)]
 pub(super) fn on_a_pipe(order: LogOrder) -> (Log, io::PipeReader) {
     let (reader, writer) = io::pipe().unwrap();
@@ -634,7 +645,8 @@ mod tests {
             fs::read_to_string(self.0.join(name)).unwrap_or_default()
         }
 
-        /// The log begins with the line about what lay in its place, and goes on with `rest`.
+        /// Checks that the log begins with the line about the obstacle in its place, and continues with
+        /// `rest`.
         fn check_notice(&self, kind: &str, rest: &str) {
             let text = self.text("0.log");
             let (notice, written) = text.split_once('\n').unwrap();
@@ -651,7 +663,7 @@ mod tests {
         }
     }
 
-    /// What a container wrote, through a pipe, into a log.
+    /// Writes a container's output through a pipe into a log; returns the number of dropped lines.
     fn logged(output: &[u8], order: LogOrder) -> u64 {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let log = Log::start(order).unwrap();
@@ -772,7 +784,8 @@ mod tests {
         place.check_notice("directory", "six\n");
     }
 
-    /// A named pipe that nobody reads would hold the writer for ever, one that somebody reads would take the lines.
+    /// A named pipe without a reader would hold the writer for ever, and one with a reader would lose the
+    /// lines.
     #[test]
     fn anything_in_place_of_the_file_is_renamed_and_noted() {
         type Put = fn(&Path);
@@ -812,7 +825,7 @@ mod tests {
         assert_eq!(place.text("0.log"), "three\n", "pipes of rotated names are replaced");
     }
 
-    /// Length by length, as it fills: a file that was emptied is not taken to be full.
+    /// Length by length as it fills: an emptied file must not be taken for full.
     #[test]
     fn file_that_was_emptied_is_filled_before_it_is_rotated() {
         let place = Place::new("emptied");
@@ -835,7 +848,7 @@ mod tests {
             (place.text("0.log.1").as_str(), place.text("0.log").as_str()),
             ("bbbbbbbb\n", "cccccccc\n")
         );
-        // one that is missing costs none, either
+        // neither does a missing one
         fs::remove_file(place.0.join("0.log.1")).unwrap();
         file.append_all(b"dddddddd\n");
         assert_eq!(
@@ -847,7 +860,7 @@ mod tests {
     #[test]
     fn container_that_writes_without_end_waits() {
         let place = Place::new("limit");
-        // the same moment for all: what is counted does not depend on the machine
+        // the same time for all calls, so that the result does not depend on the machine
         let log = Log::start(place.order(1 << 20, 1)).unwrap();
         let begin = Instant::now();
         // as the file grows: a line of one byte takes 42
@@ -879,7 +892,7 @@ mod tests {
     #[test]
     fn queue_that_stays_full_drops_lines_after_patience() {
         let place = Place::new("stuck");
-        // a writer that never comes back: its disk is a pipe nobody reads
+        // a writer that makes no progress: its disk is a pipe that is not read
         let (log, disk) = on_a_pipe(place.order(1 << 30, 1));
         let begin = Instant::now();
         let text = [b'x'; 1000];

@@ -1,11 +1,13 @@
-//! Containers on a board: the verbs by which an agent asks for them, and what it observes of them. `linux` runs them with crun
-//! and one shim each; `fake` (feature `fake`) behaves and fails the same in memory.
+//! Containers on a board: the verbs by which an agent orders them, and its observations. `linux` runs them
+//! with crun and one shim each; `fake` (feature `fake`) behaves and fails in the same way in memory.
 //!
-//! What always holds: a container belongs to a shim, not to the agent, so it survives the agent, and its end is known however
-//! long nobody watched. A verb may be repeated. A container whose shim died is ended before it is reported as lost. What a
-//! verb leaves half done, after whatever kill, the next start of the agent finds and cleans up.
+//! Always holds: a container belongs to a shim, not to the agent, so it survives the agent, and its end is
+//! recorded however long no agent runs. A verb may be repeated. A container whose shim died is ended before
+//! it is reported as lost. Incomplete work of a verb that was interrupted by a kill is found and cleaned up
+//! by the next start of the agent.
 //!
-//! Leaves to others: which containers should run (core), what `config.json` says (core), which layers an image has (images).
+//! Leaves to others: the choice of containers (core), the content of `config.json` (core), the layers of an
+//! image (images).
 
 mod attach;
 mod calls;
@@ -79,7 +81,7 @@ pub struct ContainerId {
 
 impl ContainerId {
     /// # Errors
-    /// A part of it cannot be a file name.
+    /// A part of it cannot be used in a file name.
     pub fn check(&self) -> Result<(), WorkloadError> {
         check_name("pod UID", &self.pod)?;
         check_name("container name", &self.name)
@@ -104,7 +106,7 @@ impl fmt::Display for ContainerId {
     }
 }
 
-/// Letters, digits and '-', so that it is one component of a path, whatever it says.
+/// Checks that a name consists of letters, digits and '-', so that it is one component of a path.
 pub(crate) fn check_name(what: &'static str, name: &str) -> Result<(), WorkloadError> {
     let fits = (1..=NAME_BYTES).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
@@ -117,13 +119,13 @@ pub(crate) fn check_name(what: &'static str, name: &str) -> Result<(), WorkloadE
     )))
 }
 
-/// What the containers of a pod share.
+/// The parts that the containers of a pod share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodOrder {
     /// The pod's UID.
     pub uid: String,
-    /// The name its processes see; not used with `host_network`.
+    /// The host name that its processes see; not used with `host_network`.
     pub hostname: String,
     /// The machine's network and UTS namespaces instead of the pod's own.
     pub host_network: bool,
@@ -131,29 +133,30 @@ pub struct PodOrder {
     pub host_ipc: bool,
     /// One PID namespace for all its containers, held by `kedge pause`.
     pub share_process_namespace: bool,
-    /// Its control groups, outermost first and its own last, each with its limits; paths from the root of the tree.
+    /// Its control groups, outermost first and its own last, each with its limits; paths start at the root of
+    /// the tree.
     pub groups: Vec<(String, GroupLimits)>,
     /// Small files that its containers share (hosts, resolv.conf): name and text.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
-    /// What the agent wants to know of the pod again after a restart. Not looked at here.
+    /// Facts about the pod that the agent needs again after a restart. They are not interpreted here.
     #[serde(default)]
     pub notes: Notes,
 }
 
-/// What an agent wants to know again after a restart: a few short texts by name.
+/// Facts that an agent needs again after a restart: a few short texts by name.
 pub type Notes = BTreeMap<String, String>;
 
-/// A pod that has something here.
+/// A pod that exists here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFound {
     /// The pod's UID.
     pub uid: String,
-    /// It was prepared to the end, with this order; `None`: it must be prepared again, or removed.
+    /// Its order, if it was prepared completely; `None`: it must be prepared again, or removed.
     pub order: Option<PodOrder>,
 }
 
-/// Where a pod's shared things are, to be named in `config.json`.
+/// The paths of a pod's shared parts, for its `config.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodPlaces {
     /// The network namespace; `None`: the machine's.
@@ -162,9 +165,9 @@ pub struct PodPlaces {
     pub uts: Option<PathBuf>,
     /// The IPC namespace; `None`: the machine's.
     pub ipc: Option<PathBuf>,
-    /// The PID namespace that all containers share; `None`: they do not.
+    /// The PID namespace that all containers share; `None` if they have separate ones.
     pub pid: Option<PathBuf>,
-    /// What to bind to `/dev/shm`.
+    /// The directory to bind to `/dev/shm`.
     pub shm: PathBuf,
     /// The directory of its small files.
     pub files: PathBuf,
@@ -173,64 +176,66 @@ pub struct PodPlaces {
 /// A container to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerOrder {
-    /// Which.
+    /// The container's id.
     pub id: ContainerId,
-    /// The image's layers, the topmost first; only read.
+    /// The image's layers, the topmost first; they are only read.
     pub layers: Vec<PathBuf>,
-    /// Absolute paths of directories that are made in its root file system where they are missing.
+    /// Absolute paths of directories that are made in its root file system where missing.
     pub places: Vec<PathBuf>,
-    /// Its control group, as `config.json` names it in `linux.cgroupsPath`.
+    /// Its control group, as in `linux.cgroupsPath` of `config.json`.
     pub group: String,
-    /// Where its output goes.
+    /// The log of its output.
     pub log: LogOrder,
     /// Its input, and whether it has a terminal.
     pub console: Console,
-    /// What the agent wants to know of the container again after a restart. Not looked at here.
+    /// Facts about the container that the agent needs again after a restart. They are not interpreted here.
     pub notes: Notes,
 }
 
-/// Makes `config.json` once the image's own user files can be read. An error is the container's, and final.
+/// Makes `config.json` once the image's own user files can be read. An error is the container's fault, and
+/// final.
 pub type MakeConfig<'a> = &'a dyn Fn(&UserFiles, &[FoundPlace]) -> Result<Vec<u8>, String>;
 
-/// How a container is.
+/// The state of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContainerState {
-    /// Its root file system is there, nothing runs.
+    /// Its root file system exists, and no process runs.
     Created,
     /// Its shim lives, and its process has not begun; or it cannot be adopted and is being ended.
     Starting,
     /// Its process runs.
     Running {
-        /// Its process, as the machine counts.
+        /// The ID of its process on the machine.
         pid: i32,
         /// Microseconds since 1970.
         started: i64,
     },
-    /// It ended, and its shim recorded how; or it never began, and `exit.error` says why.
+    /// It ended, and its shim recorded how; or it never began, and `exit.error` has the reason.
     Exited(ContainerExit),
-    /// Its shim died first. It has been ended; how it would have ended by itself is not known.
+    /// Its shim died first. It has been ended; how it would have ended by itself is unknown.
     Lost(ContainerExit),
 }
 
-/// A container and its state: at the first call one for each container that exists, later one for each change.
+/// A container and its state: the first call returns one for each existing container, later calls one for
+/// each change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// Which.
+    /// The container's id.
     pub id: ContainerId,
-    /// How it is now.
+    /// Its present state.
     pub state: ContainerState,
 }
 
-/// Why a verb was not carried out.
+/// The reason why a verb was not carried out.
 #[derive(Debug)]
 pub enum WorkloadError {
     /// The order itself cannot be carried out, now or later.
     Refused(String),
-    /// Something must end first.
+    /// Something else must end first.
     Busy(String),
-    /// The board failed; the same verb may be tried again.
+    /// The board failed; the same verb may be repeated.
     Failed {
-        /// What was tried, on what.
+        /// The operation and its object.
         tried: String,
         /// The cause.
         source: io::Error,
@@ -265,68 +270,72 @@ impl Error for WorkloadError {
     }
 }
 
-/// What was tried, for an error.
+/// Makes an error that names the operation and the path.
 pub(crate) fn on(tried: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WorkloadError {
     move |source| WorkloadError::failed(format_args!("{tried} {}", path.display()), source)
 }
 
-/// The containers of one agent. Calls may block for as long as the disk, or a bounded run of crun, takes: use a thread that may.
+/// The containers of one agent. Calls may block for as long as the disk, or a limited run of crun, takes:
+/// call them on a thread that may.
 pub trait Workloads: Send {
-    /// Makes what the pod's containers share. Repeated, it makes what is missing.
+    /// Makes the parts that the pod's containers share. Repeated, it makes missing ones.
     ///
     /// # Errors
-    /// As [`WorkloadError`] says.
+    /// See [`WorkloadError`].
     fn prepare_pod(&mut self, order: &PodOrder) -> Result<PodPlaces, WorkloadError>;
 
-    /// Makes the container's root file system and records; nothing runs. One that exists is left as it is.
+    /// Makes the container's root file system and records; starts no process. One that exists is left
+    /// unchanged.
     ///
     /// # Errors
-    /// As [`WorkloadError`] says; nothing is left behind.
+    /// See [`WorkloadError`]; nothing is left behind.
     fn create_container(
         &mut self,
         order: &ContainerOrder,
         config: MakeConfig<'_>,
     ) -> Result<(), WorkloadError>;
 
-    /// Starts a created container; whether it began comes as an observation. One that was started once stays as it is.
+    /// Starts a created container; an observation will tell whether it began. One that was started before
+    /// stays unchanged.
     ///
     /// # Errors
-    /// As [`WorkloadError`] says; it may be tried again.
+    /// See [`WorkloadError`]; the verb may be repeated.
     fn start_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError>;
 
-    /// Sends the signal to the container's first process, and kills the container if it has not ended after `grace`. Repeated,
-    /// it can only shorten what is left.
+    /// Sends the signal to the container's first process, and kills the container if it has not ended after
+    /// `grace`. Repeated, it can only shorten the remaining time.
     ///
     /// # Errors
-    /// As [`WorkloadError`] says.
+    /// See [`WorkloadError`].
     fn stop_container(&mut self, id: &ContainerId, signal: i32, grace: Duration)
     -> Result<(), WorkloadError>;
 
     /// Kills all of a container's processes now.
     ///
     /// # Errors
-    /// As [`WorkloadError`] says.
+    /// See [`WorkloadError`].
     fn kill_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError>;
 
-    /// Removes what is left of a container that has ended or never started; its log stays. One that is gone already is fine.
+    /// Removes a container that has ended or never started; its log stays. Removing one that does not exist
+    /// succeeds.
     ///
     /// # Errors
     /// It still runs, or something could not be removed; the rest was.
     fn remove_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError>;
 
-    /// Whether there is anything of a container of this pod, also of one that cannot be adopted.
+    /// True if anything exists of a container of this pod, including one that cannot be adopted.
     fn has_containers(&self, uid: &str) -> bool;
 
     /// The network namespace of a pod, if it has one of its own.
     fn network_of(&self, uid: &str) -> Option<PathBuf>;
 
-    /// Gives up the network namespace of a pod, which has no container; `prepare_pod` makes another one.
+    /// Removes the network namespace of a pod without containers; `prepare_pod` makes another one.
     ///
     /// # Errors
     /// It has containers, or the namespace could not be unmounted.
     fn drop_network(&mut self, uid: &str) -> Result<(), WorkloadError>;
 
-    /// Removes what a pod's containers shared. One that is gone already is fine.
+    /// Removes the parts that a pod's containers shared. Removing a pod that does not exist succeeds.
     ///
     /// # Errors
     /// It still has containers, or something could not be removed; the rest was.
@@ -335,16 +344,16 @@ pub trait Workloads: Send {
     /// Waits until something has changed, or until `patience` is over.
     fn observe(&mut self, patience: Duration) -> Vec<Observation>;
 
-    /// The pods that have something here.
+    /// The pods that exist here.
     fn pods(&self) -> Vec<PodFound>;
 
-    /// The notes of a container that exists, those of `note` too; empty if they cannot be read.
+    /// The notes of an existing container, including those added by `note`; empty if they cannot be read.
     fn notes(&self, id: &ContainerId) -> Notes;
 
-    /// Notes something with a container that exists, in place of what that name had.
+    /// Adds a note to an existing container, replacing an earlier note of that name.
     ///
     /// # Errors
-    /// It could not be written; what was noted before stays.
+    /// It could not be written; the earlier notes are kept.
     fn note(&mut self, id: &ContainerId, name: &str, text: &str) -> Result<(), WorkloadError>;
 }
 

@@ -1,9 +1,10 @@
-//! `kedge pause`: the first process of a PID namespace that a pod's containers share. It takes their orphans out of the process
-//! table, and is nothing else.
+//! `kedge pause`: the first process of a PID namespace that a pod's containers share. It removes their
+//! orphans from the process table, and does nothing else.
 //!
-//! What always holds: it has no privileges, no descriptors, and file systems with nothing in them but one empty directory, because the
-//! containers see it in `/proc`: what could look into it, or trace it, could otherwise look through it at the machine. It ends the pipe
-//! that it was started with when all of this is so, and not before.
+//! Always holds: it has no privileges, no descriptors, and file systems that contain only one empty
+//! directory, because the containers see it in `/proc`: a container that can examine or trace it must not get
+//! at the machine through it. It closes the pipe with which it was started when all of this is in effect, and
+//! not before.
 //!
 //! Leaves to others: its other namespaces, which are the pod's, and its end (`sandbox`).
 
@@ -18,15 +19,16 @@ use nix::unistd::{Gid, Uid, chdir, pivot_root, setgid, setgroups, setuid};
 
 use super::process;
 
-/// As upstream's pause image: nobody's, and no user of any image.
+/// As upstream's pause image: a user without rights, which no image uses.
 const USER: u32 = 65535;
 
-/// Runs until it is asked to end. Called in a process of its own; `root` is an empty directory.
+/// Runs until it is ordered to end. Call it in a process of its own; `root` must be an empty directory.
 ///
 /// # Errors
-/// It could not give up what it must not have.
+/// It could not give up its privileges or file systems.
 pub fn pause(root: &Path) -> io::Result<()> {
-    // one byte when the agent has recorded it; an agent that was killed before would never find it again
+    // one byte when the agent has recorded this process; an agent that was killed before could never find it
+    // again
     io::stdin().read_exact(&mut [0])?;
     leave_the_machine(root)?;
     setgroups(&[])?;
@@ -48,7 +50,8 @@ pub fn pause(root: &Path) -> io::Result<()> {
     }
 }
 
-/// Of all mounts one is left: a root that is this directory. A changed root alone would leave the others in reach of whoever traces us.
+/// Keeps only one of all mounts: a root that is this directory. Changing the root alone would leave the
+/// others within reach of a process that traces this one.
 fn leave_the_machine(root: &Path) -> io::Result<()> {
     let none = None::<&str>;
     let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -57,7 +60,7 @@ fn leave_the_machine(root: &Path) -> io::Result<()> {
     mount(Some(root), root, none, MsFlags::MS_BIND, none)?;
     mount(none, root, none, MsFlags::MS_BIND | MsFlags::MS_REMOUNT | flags, none)?;
     chdir(root)?;
-    // the old root lies on the new one, and is taken off it
+    // the old root is mounted over the new one, and is removed
     pivot_root(".", ".")?;
     umount2(".", MntFlags::MNT_DETACH)?;
     chdir("/")?;

@@ -1,8 +1,9 @@
-//! Where the containers' things lie: what a reboot must forget under the run directory (tmpfs), what would not fit into memory on
-//! the disk.
+//! The paths of containers' files: those that a reboot must remove are under the run directory (tmpfs), those
+//! that would not fit into memory are on the disk.
 //!
-//! What always holds: every path of a container follows from its ID, so a start finds whatever a killed agent left. A container's
-//! directory on the disk without its directory under the run directory is garbage: the machine has been booted since.
+//! Always holds: every path of a container follows from its ID, so a start finds the leftovers of a killed
+//! agent. A container's directory on the disk without one under the run directory is garbage: the machine has
+//! been rebooted since.
 //!
 //! Leaves to others: the contents.
 //!
@@ -57,7 +58,7 @@ impl Places {
     }
 }
 
-/// Where the root file system of a bundle is mounted.
+/// The mount point of a bundle's root file system.
 pub(super) fn rootfs(bundle: &Path) -> PathBuf {
     bundle.join("rootfs")
 }

@@ -1,11 +1,12 @@
-//! Programs that are asked on their input and answer on their output, as plugins for networks are.
+//! Programs that get a request on their input and answer on their output, as network plugins do.
 //!
-//! Always holds: a plugin has a limited time and a limited answer; past either it is killed with all that it started, and one that waits
-//! for a dead disk, and so does not end, is not awaited; neither takes memory of ours. It has none of our environment. What it is asked is
-//! on no command line. While anything runs that it started, even after this agent was killed, a file stays locked: nobody undoes what is
-//! still being done, and what does not end is found by it.
+//! Always holds: a plugin's time and answer are limited; beyond either it is killed with all its descendants,
+//! and one that waits for a dead disk, and so does not end, is not waited for; neither its errors nor its
+//! answer can exhaust our memory. It inherits none of our environment. The request does not appear on a
+//! command line. A file stays locked while any process that it started runs, even after this agent was
+//! killed: so no agent undoes work that is still in progress, and processes that do not end can be found.
 //!
-//! Leaves to others: what is asked, and what the answer means.
+//! Leaves to others: the requests, and the meaning of answers.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, PipeReader, Read as _, Write as _};
@@ -24,14 +25,14 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use super::process::{self, ProcessFd};
 use crate::linux::open_lock;
 
-/// How much of a plugin's errors is kept; the rest is read and dropped.
+/// Limit of the kept error output of a plugin; the rest is read and dropped.
 const ERROR_BYTES: usize = 4 * 1024;
-/// Between two looks whether plugins of an earlier agent have ended.
+/// Time between two checks whether plugins of an earlier agent have ended.
 const LOOK: Duration = Duration::from_millis(20);
-/// Most descriptors of a process that are looked at: what a plugin starts has a few.
+/// Most descriptors of a process that are examined: processes of a plugin have a few.
 const DESCRIPTORS: usize = 1000;
 
-/// A plugin to be run.
+/// A plugin to run.
 #[derive(Debug)]
 pub struct Plugin<'a> {
     /// The program.
@@ -40,20 +41,20 @@ pub struct Plugin<'a> {
     pub arguments: &'a [&'a str],
     /// Its environment, beside `PATH`.
     pub environment: &'a [(&'a str, String)],
-    /// What it reads.
+    /// Its input.
     pub input: &'a [u8],
-    /// How long it may take.
+    /// The longest time that it may take.
     pub limit: Duration,
     /// Longest answer.
     pub answer_bytes: usize,
-    /// What stays locked while it runs.
+    /// A lock that is held while it runs.
     pub lock: Option<&'a File>,
 }
 
 /// How a plugin ended by itself.
 #[derive(Debug)]
 pub struct PluginOutput {
-    /// How, if not with success.
+    /// The failure, if it did not succeed.
     pub failure: Option<String>,
     /// Its answer.
     pub stdout: Vec<u8>,
@@ -61,8 +62,8 @@ pub struct PluginOutput {
     pub stderr: Vec<u8>,
 }
 
-/// Locks the file of the plugins, once those have ended that an agent before this one started. Within `grace` they may end by
-/// themselves, then they are killed; None: even so they have not ended in as long again.
+/// Locks the file of the plugins, once those that an earlier agent started have ended. Within `grace` they
+/// may end by themselves, then they are killed; `None` if they have not ended after another `grace`.
 ///
 /// # Errors
 /// The file cannot be made or locked.
@@ -92,14 +93,15 @@ fn is_locked_within(file: &File, limit: Duration) -> io::Result<bool> {
     }
 }
 
-/// The processes, but for this one, that have the file open.
+/// The processes, except this one, that have the file open.
 fn holders(file: &File) -> io::Result<Vec<(i32, ProcessFd)>> {
     let wanted = identity(&file.metadata()?);
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
         let Some(pid) = pid.filter(|pid| *pid != std::process::id().cast_signed()) else { continue };
-        // one that ends meanwhile has none; the descriptor is taken first, so that no other process is meant by its ID
+        // a process that ends meanwhile has none; the descriptor is opened first, so that its ID cannot refer
+        // to another process
         let Ok(Some(process)) = ProcessFd::open(pid) else { continue };
         let open = fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
         let has_it = |open: fs::DirEntry| fs::metadata(open.path()).is_ok_and(|it| identity(&it) == wanted);
@@ -118,12 +120,12 @@ impl Plugin<'_> {
     /// Runs it to its end.
     ///
     /// # Errors
-    /// It could not be started, or it was killed: it took too long or answered too much.
+    /// It could not be started, or it was killed because it took too long or answered too much.
     pub fn run(&self) -> io::Result<PluginOutput> {
         self.run_heard(&mut Vec::new())
     }
 
-    /// The same; what it had answered when it was killed goes to `heard`.
+    /// The same; if it is killed, its answer so far is put into `heard`.
     ///
     /// # Errors
     /// As of [`Plugin::run`].
@@ -142,7 +144,7 @@ impl Plugin<'_> {
             process::handing_on(&mut command, lock.as_raw_fd());
         }
         let child = process::bound_to_parent(&mut command).spawn()?;
-        // it has the writing ends of the pipes
+        // it holds the writing ends of the pipes
         drop(command);
         let (stdout, stderr) = match self.hear(&child, stdout, stderr, heard) {
             Ok(all) => all,
@@ -155,7 +157,8 @@ impl Plugin<'_> {
         Ok(PluginOutput { failure: (!status.success()).then(|| status.to_string()), stdout, stderr })
     }
 
-    /// Reads until the program has ended. What it started may live on with its output, and is not waited for.
+    /// Reads until the program has ended. Its descendants may live on with its output, and are not waited
+    /// for.
     fn hear(
         &self,
         child: &Child,
@@ -208,7 +211,7 @@ pub(super) fn wait(
 
 /// An output that is being read.
 pub(super) struct Heard {
-    /// None: it has ended.
+    /// `None` after its end.
     pipe: Option<PipeReader>,
     most: usize,
     pub(super) kept: Vec<u8>,
@@ -221,7 +224,8 @@ impl Heard {
         Ok(Self { pipe: Some(pipe), most, kept: Vec::new(), is_too_long: false })
     }
 
-    /// Takes what is there, a bounded part of it: who writes without end must not keep us from the clock.
+    /// Reads the available output, up to a limit: a program that writes endlessly must not keep us from
+    /// checking the time.
     pub(super) fn read(&mut self) -> io::Result<()> {
         let mut buffer = [0; 4096];
         for _ in 0..64 {
@@ -250,7 +254,7 @@ mod tests {
 
     fn run(script: &str, limit: Duration, lock: Option<&File>) -> io::Result<PluginOutput> {
         let environment = [("CNI_COMMAND", "ADD".to_owned())];
-        // the script is what the shell reads
+        // the shell reads the script from its input
         let input = script.as_bytes();
         let program = Path::new("/bin/sh");
         let arguments = &[];
@@ -291,7 +295,7 @@ mod tests {
     fn what_a_plugin_started_is_awaited_then_killed() {
         let path = std::env::temp_dir().join(format!("kedge-plugin-kept-{}", std::process::id()));
         let lock = plugins_of_earlier_agents(&path, Duration::ZERO).unwrap().unwrap();
-        // as a plugin whose agent was killed: what it had begun goes on
+        // like a plugin whose agent was killed: its child continues
         let output = run("sleep 1000 >&2 & echo $!", LONG, Some(&lock)).unwrap();
         drop(lock);
         let pid = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();

@@ -1,9 +1,9 @@
-//! What this board offers to containers: its trees of control groups, overlayfs, crun.
+//! The abilities of this board for containers: its trees of control groups, overlayfs, crun.
 //!
-//! What always holds: looked at once, at a start, by reading; nothing is changed. What is missing is a problem in words, with what
-//! it costs; the board is used as far as it goes.
+//! Always holds: the board is examined once, at a start, by reading only. A missing ability is reported as a
+//! problem with its consequences; the board is used as far as possible.
 //!
-//! Leaves to others: what is done about a problem.
+//! Leaves to others: the reaction to a problem.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,14 @@ use super::linux::Crun;
 use super::process;
 use crate::linux::{Roots, read_up_to};
 
-/// Longest of `/proc/self/mounts` and `/proc/filesystems` that is read: a node with 250 containers has some 100 KiB of mounts.
+/// Longest `/proc/self/mounts` or `/proc/filesystems` that is read: a node with 250 containers has some 100
+/// KiB of mounts.
 const FACT_BYTES: usize = 4 * 1024 * 1024;
-/// How long `crun --version` may take: the first read of a program from slow flash.
+/// Longest time of `crun --version`: the first read of a program from slow flash.
 const VERSION_WITHIN: Duration = Duration::from_secs(20);
-/// What pods may have of all processes.
+/// The share of all processes that pods may have.
 const PODS_PROCESSES_PERCENT: u64 = 80;
-/// All controllers that the kernel has a tree of version 1 for: crun makes groups in each one that is mounted.
+/// All controllers for which the kernel has a tree of version 1: crun makes groups in each mounted one.
 const CONTROLLERS: [&str; 14] = [
     "blkio",
     "cpu",
@@ -39,54 +40,56 @@ const CONTROLLERS: [&str; 14] = [
     "rdma",
 ];
 
-/// What was found.
+/// The result of the examination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Board {
     /// The trees of control groups.
     pub cgroups: Cgroups,
-    /// Whether the kernel has overlayfs; without it each container gets a copy of its image.
+    /// True if the kernel has overlayfs; without it each container gets a copy of its image.
     pub has_overlay: bool,
-    /// Processes and threads that all pods together may have, so that some are left for the machine; `None`: it does not say.
+    /// Most processes and threads of all pods together, so that some are left for the machine; `None` if the
+    /// limit is unknown.
     pub processes: Option<u64>,
-    /// The lowest OOM score that a container can be given: without CAP_SYS_RESOURCE this process's own.
+    /// The lowest OOM score that a container can get: without CAP_SYS_RESOURCE this process's own.
     pub least_oom_score: i32,
     /// crun's version; `None`: it does not run.
     pub crun: Option<String>,
-    /// What is missing, and what that costs.
+    /// Missing abilities, with their consequences.
     pub problems: Vec<String>,
 }
 
-/// The kernel's lowest.
+/// The lowest score that the kernel allows.
 const LOWEST_OOM_SCORE: i32 = -1000;
-/// Its bit: only who has it may lower an OOM score.
+/// Bit of the capability that is needed to lower an OOM score.
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
 
-/// In each problem without whose mending no container runs.
+/// Part of the text of each problem because of which no container can run.
 const NOTHING_RUNS: &str = "no container can start";
 
 impl Board {
-    /// Why no container can run here; `None`: they can.
+    /// The reason why no container can run here; `None` if they can.
     pub fn obstacle(&self) -> Option<&str> {
         self.problems.iter().map(String::as_str).find(|problem| problem.contains(NOTHING_RUNS))
     }
 }
 
-/// Whether the kernel enforces profiles of AppArmor.
+/// True if the kernel enforces AppArmor profiles.
 pub fn has_apparmor(roots: &Roots) -> bool {
     text(&roots.sys.join("module/apparmor/parameters/enabled")).trim() == "Y"
 }
 
-/// Whether the kernel labels files and processes by SELinux: its file system is mounted, as libselinux judges.
+/// True if the kernel labels files and processes by SELinux: its file system is mounted, by which libselinux
+/// decides, too.
 pub fn has_selinux(roots: &Roots) -> bool {
     roots.sys.join("fs/selinux/enforce").exists()
 }
 
-/// The trees of control groups of this machine, by reading alone.
+/// The trees of control groups of this machine; it only reads.
 pub fn control_groups(roots: &Roots) -> Cgroups {
     trees(&text(&roots.proc.join("self/mounts")), &|unified| text(&unified.join("cgroup.controllers"))).0
 }
 
-/// Looks at the board.
+/// Examines the board.
 pub fn probe(roots: &Roots, crun: &Crun) -> Board {
     let mounts = text(&roots.proc.join("self/mounts"));
     let (cgroups, mut problems) = trees(&mounts, &|unified| text(&unified.join("cgroup.controllers")));
@@ -114,7 +117,8 @@ fn processes(limit: &dyn Fn(&str) -> String) -> Option<u64> {
     Some(least / 100 * PODS_PROCESSES_PERCENT)
 }
 
-/// Of a process with this status and this OOM score. What cannot be read is no obstacle: crun says what it could not do.
+/// The lowest score for a process with this status and this OOM score. If it cannot be read, it is no
+/// obstacle: crun will report an error.
 fn least_oom_score(status: &str, own: &str) -> i32 {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
@@ -122,13 +126,13 @@ fn least_oom_score(status: &str, own: &str) -> i32 {
     if may_lower { LOWEST_OOM_SCORE } else { own.trim().parse().unwrap_or(LOWEST_OOM_SCORE) }
 }
 
-/// The beginning of a file; one that cannot be read is empty.
+/// The beginning of a file; an unreadable one is empty.
 fn text(path: &Path) -> String {
     let bytes = fs::File::open(path).and_then(|file| read_up_to(file, FACT_BYTES)).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The trees that are mounted; `controllers` reads which ones a unified tree has.
+/// The mounted trees; `controllers` reads the list of controllers of a unified tree.
 fn trees(mounts: &str, controllers: &dyn Fn(&Path) -> String) -> (Cgroups, Vec<String>) {
     let mut v1 = Vec::new();
     let mut unified = None;
@@ -136,7 +140,8 @@ fn trees(mounts: &str, controllers: &dyn Fn(&Path) -> String) -> (Cgroups, Vec<S
         let words: Vec<&str> = line.split(' ').collect();
         let [_, place, kind, options, ..] = words.as_slice() else { continue };
         match *kind {
-            // a later mount lies above an earlier one at the same place; elsewhere the first is the machine's
+            // a later mount covers an earlier one at the same path; for different paths the first is the
+            // machine's
             "cgroup2" => unified = unified.or(Some(PathBuf::from(place))),
             "cgroup" => {
                 let known = |option: &&str| CONTROLLERS.contains(option) || option.starts_with("name=");

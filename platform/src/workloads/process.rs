@@ -1,11 +1,11 @@
-//! Processes as the kernel names them for certain, and programs that are given a limited time.
+//! Unambiguous references to processes, and programs with limited time.
 //!
-//! What always holds: a process ID alone is never trusted over time: with it goes when the process began, and what is signalled
-//! or awaited is a descriptor of exactly that process. A program that outlives its limit is killed with all of its group. One that
-//! not even that ends, for it waits for a dead disk, is left to itself: nobody here waits for it, and it is taken out of the process
-//! table when it has ended.
+//! Always holds: a process ID alone is never used over time: the start time of the process belongs to it, and
+//! signals and waits use a descriptor of exactly that process. A program that exceeds its limit is killed
+//! with its whole group. If even that does not end it, because it waits for a dead disk, it is abandoned: no
+//! code here waits for it, and it is removed from the process table once it has ended.
 //!
-//! Leaves to others: what the processes are.
+//! Leaves to others: the purpose of the processes.
 #![allow(
     unsafe_code,
     reason = "system calls that nix has no safe form of, descriptors that others send, and what runs between fork and exec"
@@ -29,15 +29,16 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-/// Longest wait that is counted: 68 years. What is longer is for ever, and must not overflow the clock.
+/// Longest wait: 68 years. A longer one is cut to that, so that the clock does not overflow.
 const MOST_WAIT: Duration = Duration::from_secs(i32::MAX as u64);
 
-/// The moment when a wait ends, however long somebody asked for.
+/// The moment when a wait ends; the wait may have any length.
 pub(super) fn after(begin: Instant, wait: Duration) -> Instant {
     begin + wait.min(MOST_WAIT)
 }
 
-/// A process: its ID, and when it began, in ticks since the machine's start. No two processes of a boot share both.
+/// A process: its ID and start time, in ticks since the machine's start. No two processes of a boot share
+/// both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProcessName {
     pub(super) pid: i32,
@@ -53,10 +54,10 @@ impl ProcessName {
         Ok(Self { pid, start })
     }
 
-    /// A descriptor of exactly this process; `None`: it has ended, and perhaps another has its ID.
+    /// A descriptor of exactly this process; `None` if it has ended, and another may have its ID.
     pub(super) fn open(self) -> io::Result<Option<ProcessFd>> {
         let Some(fd) = ProcessFd::open(self.pid)? else { return Ok(None) };
-        // looked at after it was opened: from then on the ID can go to nobody else unnoticed
+        // checked after it was opened: from then on the ID cannot pass to another process unnoticed
         Ok(Self::of(self.pid).is_ok_and(|now| now == self).then_some(fd))
     }
 }
@@ -64,12 +65,13 @@ impl ProcessName {
 /// The parent and the session of a process.
 pub(super) fn parent_and_session(pid: i32) -> Option<(i32, i32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // fields 4 and 6, counted behind the name
+    // fields 4 and 6, counted after the name
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(1);
     Some((fields.next()?.parse().ok()?, fields.nth(1)?.parse().ok()?))
 }
 
-/// Field 22 of `/proc/PID/stat`; the second, the program's name in parentheses, may itself hold spaces and parentheses.
+/// Field 22 of `/proc/PID/stat`; the second one, the program's name in parentheses, may itself contain spaces
+/// and parentheses.
 fn start_in(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
@@ -79,7 +81,7 @@ fn start_in(stat: &str) -> Option<u64> {
 pub(super) struct ProcessFd(OwnedFd);
 
 impl ProcessFd {
-    /// The process that has this ID now; `None`: there is none.
+    /// The process that has this ID now; `None` if the ID is unused.
     pub(super) fn open(pid: i32) -> io::Result<Option<Self>> {
         // SAFETY: pidfd_open takes two integers and gives a descriptor or -1; no memory is involved.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
@@ -94,9 +96,11 @@ impl ProcessFd {
         Ok(Some(Self(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
-    /// Sends a signal, also one that nix has no name for (real-time signals). A process that has ended is fine.
+    /// Sends a signal, also one that nix has no name for (real-time signals). Succeeds if the process has
+    /// ended.
     pub(super) fn signal(&self, signal: i32) -> io::Result<()> {
-        // SAFETY: a descriptor that we hold, an integer, and no siginfo (null is allowed and means the kernel's own).
+        // SAFETY: a descriptor that we hold, an integer, and no siginfo (null is allowed and means the
+        // kernel's own).
         let done = unsafe {
             libc::syscall(
                 libc::SYS_pidfd_send_signal,
@@ -112,7 +116,7 @@ impl ProcessFd {
         }
     }
 
-    /// Waits until it has ended; false: it has not within `limit`.
+    /// Waits until it has ended; false if it has not within `limit`.
     pub(super) fn wait(&self, limit: Duration) -> bool {
         let end = after(Instant::now(), limit);
         loop {
@@ -127,7 +131,7 @@ impl ProcessFd {
         }
     }
 
-    /// If it is a child of ours that has ended, takes it out of the process table.
+    /// Removes it from the process table if it is a child of ours that has ended.
     pub(super) fn reap(&self) {
         let _ = waitid(Id::PIDFd(self.0.as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG);
     }
@@ -139,7 +143,7 @@ impl AsFd for ProcessFd {
     }
 }
 
-/// How many lines and columns a terminal has.
+/// The number of lines and columns of a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowSize {
     /// Lines.
@@ -148,7 +152,8 @@ pub struct WindowSize {
     pub columns: u16,
 }
 
-/// The size of a terminal; `None`: it is no terminal, or has no size, as one at the end of a serial line.
+/// The size of a terminal; `None` if it is not a terminal, or has no size, like one at the end of a serial
+/// line.
 pub fn window_size(terminal: impl AsFd) -> Option<WindowSize> {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: `size` is a valid place for a winsize for the time of the call.
@@ -157,7 +162,7 @@ pub fn window_size(terminal: impl AsFd) -> Option<WindowSize> {
     is_known.then_some(WindowSize { rows: size.ws_row, columns: size.ws_col })
 }
 
-/// Gives a terminal another size; what runs in it is told by the kernel.
+/// Changes the size of a terminal; the kernel notifies the programs in it.
 pub(super) fn set_window_size(terminal: impl AsFd, size: WindowSize) -> io::Result<()> {
     let size = libc::winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: `size` is a winsize that lives as long as the call, which only reads it.
@@ -168,7 +173,7 @@ pub(super) fn set_window_size(terminal: impl AsFd, size: WindowSize) -> io::Resu
 /// Most descriptors that are taken from one message.
 const DESCRIPTORS: usize = 3;
 
-/// Reads once from a Unix socket; the descriptors that came along are ours from then on.
+/// Reads once from a Unix socket; received descriptors then belong to us.
 pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS]);
     let mut parts = [IoSliceMut::new(bytes)];
@@ -184,7 +189,8 @@ pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize,
     Ok((message.bytes, received))
 }
 
-/// A child that has ended, taken out of the process table; `None`: no child has. All signals are told apart, real-time ones too.
+/// A child that has ended, removed from the process table; `None` if no child has. All signals are
+/// distinguished, including real-time ones.
 pub(super) fn next_ended_child() -> Option<(i32, ExitStatus)> {
     let mut status = 0;
     loop {
@@ -199,36 +205,40 @@ pub(super) fn next_ended_child() -> Option<(i32, ExitStatus)> {
     }
 }
 
-/// Makes a program begin with no blocked signals, in a group of its own, and end with the thread that starts it: what a killed
-/// parent had begun must not go on behind its successor's back.
+/// Makes a program start without blocked signals, in a group of its own, and end with the thread that starts
+/// it: work that a killed parent had begun must not continue unnoticed by its successor.
 pub(super) fn bound_to_parent(command: &mut Command) -> &mut Command {
     let parent = Pid::this();
     let prepare = move || {
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
-        // it may have died before the line above
+        // the parent may have died before the line above
         if Pid::parent() != parent {
             return Err(io::Error::other("the starting process is gone"));
         }
         Ok(sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?)
     };
-    // SAFETY: between fork and exec it makes four system calls; it takes no lock and, unless it fails, allocates nothing.
+    // SAFETY: between fork and exec it makes four system calls; it takes no lock and, unless it fails,
+    // allocates nothing.
     unsafe { command.process_group(0).pre_exec(prepare) }
 }
 
-/// Makes a program nobody's child, in a session of its own, with no blocked signals and no descriptors but the first three: it goes on when
-/// its starter ends, and its starter need not wait for its end. `spawn` gives a process that has ended already.
+/// Makes a program an orphan, in a session of its own, without blocked signals and with only the first three
+/// descriptors: it continues when its starter ends, and its starter need not wait for it. `spawn` returns a
+/// process that has already ended.
 pub(super) fn orphaned(command: &mut Command) -> &mut Command {
     let prepare = || {
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
         nix::unistd::setsid()?;
-        // what was inherited without being asked for; kernels before 5.11 cannot, and there is hardly ever anything
-        // SAFETY: three integers; it marks descriptors of this process to be closed by exec, and touches no memory.
+        // closes descriptors that were inherited unintentionally; kernels before 5.11 cannot do this, and
+        // there are hardly ever any SAFETY: three integers; it marks descriptors of this process to be closed
+        // by exec, and touches no memory.
         let _ =
             unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
         // SAFETY: this runs in a process that was just forked and has one thread.
         match unsafe { libc::fork() } {
             0 => Ok(()),
-            // SAFETY: it ends the process at once; nothing is unwound or flushed that belongs to the starter.
+            // SAFETY: it ends the process at once, without unwinding or flushing anything that belongs to the
+            // starter.
             1.. => unsafe { libc::_exit(0) },
             _ => Err(io::Error::last_os_error()),
         }
@@ -240,9 +250,10 @@ pub(super) fn orphaned(command: &mut Command) -> &mut Command {
 /// Most descriptors that a process has by default.
 const DESCRIPTORS_BY_DEFAULT: RawFd = 1024;
 
-/// Closes every descriptor of this process, the first three too: from here on it reads and writes nothing.
+/// Closes every descriptor of this process, including the first three: from here on it cannot read or write.
 pub(super) fn close_all_descriptors() {
-    // SAFETY: three integers. What is closed belongs to objects that the caller uses no more: it waits for signals.
+    // SAFETY: three integers. The closed descriptors belong to objects that the caller does not use any more:
+    // it only waits for signals.
     if unsafe { libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0) } == 0 {
         return;
     }
@@ -253,8 +264,9 @@ pub(super) fn close_all_descriptors() {
     }
 }
 
-/// Lets a program, but nothing that it starts, run before all others of the machine that have no deadlines, until [`in_turn`]: what it
-/// starts cannot overtake it, however busy the machine is. Where the kernel refuses that, it runs in its turn.
+/// Lets a program, but none of its children, run before all other processes without deadlines, until
+/// [`in_turn`]: so its children cannot overtake it, however busy the machine is. If the kernel refuses that,
+/// it runs with normal priority.
 pub(super) fn before_others(command: &mut Command) -> &mut Command {
     let prepare = || {
         schedule(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1);
@@ -269,13 +281,16 @@ pub(super) fn in_turn(child: i32) {
     schedule(child, libc::SCHED_OTHER, 0);
 }
 
-/// The kernel's own call, whose `struct sched_param` is one integer: musl's function of that name only says that it is not implemented.
+/// The kernel's own call, whose `struct sched_param` is one integer: musl's function of that name only
+/// returns that it is not implemented.
 fn schedule(process: i32, policy: i32, priority: libc::c_int) {
-    // SAFETY: it reads `priority`, which lives as long as the call, and concerns the calling process or a child of ours.
+    // SAFETY: it reads `priority`, which lives as long as the call, and concerns the calling process or a
+    // child of ours.
     let _ = unsafe { libc::syscall(libc::SYS_sched_setscheduler, process, policy, &raw const priority) };
 }
 
-/// Lets a program, and all that it starts, keep this descriptor: what is locked by it stays so until the last of them has ended.
+/// Lets a program, and all its descendants, inherit this descriptor: a lock on it is held until the last of
+/// them has ended.
 pub(super) fn handing_on(command: &mut Command, fd: RawFd) -> &mut Command {
     let keep = move || {
         // SAFETY: an integer that names a descriptor of ours; no memory is involved.
@@ -286,25 +301,27 @@ pub(super) fn handing_on(command: &mut Command, fd: RawFd) -> &mut Command {
     unsafe { command.pre_exec(keep) }
 }
 
-/// Has a program make files that others may read, whatever the umask of the service: directories that lead to a container's mounts are
-/// its users' to pass.
+/// Makes a program create files that others may read, whatever the umask of the service: users of a container
+/// must be able to pass the directories that lead to its mounts.
 pub(super) fn making_readable_files(command: &mut Command) -> &mut Command {
     let prepare = || {
         umask(Mode::S_IWGRP | Mode::S_IWOTH);
         Ok(())
     };
-    // SAFETY: between fork and exec it makes one system call, which cannot fail; it takes no lock and allocates nothing.
+    // SAFETY: between fork and exec it makes one system call, which cannot fail; it takes no lock and
+    // allocates nothing.
     unsafe { command.pre_exec(prepare) }
 }
 
-/// Gives a program, and all that it starts, a session keyring of its own: else what `crun exec` runs has that of the agent. It has no name,
-/// as the one has that crun gives a container: that one may be linked, and its keys read, by whatever has the same user and its number.
+/// Gives a program, and all its descendants, a session keyring of its own: otherwise a program run by `crun
+/// exec` would have the agent's. The keyring has no name, unlike the one that crun gives a container: any
+/// process with the same user that knows the name could link that one and read its keys.
 pub(super) fn with_own_keyring(command: &mut Command) -> &mut Command {
     const JOIN_SESSION_KEYRING: libc::c_long = 1;
     let prepare = || {
-        // SAFETY: two integers, of which the second is no name; no memory is involved.
+        // SAFETY: two integers, the second of which means "no name"; no memory is involved.
         match Errno::result(unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, 0_usize) }) {
-            // a kernel without keys
+            // a kernel without key management
             Ok(_) | Err(Errno::ENOSYS) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -313,21 +330,23 @@ pub(super) fn with_own_keyring(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(prepare) }
 }
 
-/// Where system programs are.
+/// The directories of system programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Keeps the agent's environment from a program: crun would hand NOTIFY_SOCKET on to the container.
+/// Keeps the agent's environment from a program: crun would pass NOTIFY_SOCKET on to the container.
 pub(super) fn with_plain_environment(command: &mut Command) {
     command.env_clear().env("PATH", PATH);
 }
 
-/// How long a program that was killed may take to end. One that waits for a disk or a server does not end before that answers.
+/// Longest time for a killed program to end. One that waits for a disk or a server does not end before that
+/// answers.
 const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Programs that did not end when they were killed. They are bounded by who starts them: a path, a plugin or a container has one at most.
+/// Killed programs that have not ended. Their number is limited by their callers: a path, a plugin or a
+/// container has one at most.
 static LEFT: Mutex<Vec<Child>> = Mutex::new(Vec::new());
 
-/// Runs a program to its end, or kills it, with its whole group, when the limit is over (`TimedOut`).
+/// Runs a program to its end, or kills it, with its whole group, when the time is over (`TimedOut`).
 pub(super) fn run_within(command: &mut Command, limit: Duration) -> io::Result<ExitStatus> {
     let child = bound_to_parent(command).spawn()?;
     let has_ended = ProcessFd::open(child.id().cast_signed())?.is_none_or(|fd| fd.wait(limit));
@@ -341,18 +360,19 @@ pub(super) fn run_within(command: &mut Command, limit: Duration) -> io::Result<E
     }
 }
 
-/// What is added to the error of a program that was killed and is still there.
+/// Added to the error of a killed program that still exists.
 pub(super) fn still_there(pid: i32) -> String {
     format!("; process {pid} does not end after SIGKILL, and is left to itself")
 }
 
-/// How a program ended that has.
+/// The exit status of a program that has ended.
 pub(super) fn end_of(mut child: Child) -> io::Result<ExitStatus> {
     take_out_what_was_left();
     child.wait()
 }
 
-/// Kills a program with its whole group. `Err`: its process, which has not ended, and is not awaited.
+/// Kills a program with its whole group. `Err`: the ID of its process, if that has not ended and is not
+/// waited for.
 pub(super) fn cut(mut child: Child) -> Result<(), i32> {
     take_out_what_was_left();
     let pid = child.id().cast_signed();
@@ -365,19 +385,19 @@ pub(super) fn cut(mut child: Child) -> Result<(), i32> {
     Err(pid)
 }
 
-/// Takes out of the process table what has ended since.
+/// Removes abandoned programs that have ended since from the process table.
 fn take_out_what_was_left() {
     let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
     left.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
 }
 
-/// Takes all children that have ended out of the process table. Only before this process starts any: programs that an image of it before
-/// this one left to themselves.
+/// Removes all ended children from the process table. Call it only before this process starts any: they are
+/// programs that an earlier image of it abandoned.
 pub fn take_out_ended_children() {
     while next_ended_child().is_some() {}
 }
 
-/// Kills a program that leads a group of its own, with all of it.
+/// Kills a program that leads a group of its own, with the whole group.
 pub(super) fn kill_group(pid: i32) {
     let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
 }

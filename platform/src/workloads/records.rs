@@ -1,11 +1,11 @@
-//! What agent and shim tell each other, in files of the container's bundle: `order.json` and `notes.json` by the agent; `shim.json`,
-//! `state.json` and `exit.json` by the shim.
+//! The messages between agent and shim, in files of the container's bundle: `order.json` and `notes.json` by
+//! the agent; `shim.json`, `state.json` and `exit.json` by the shim.
 //!
-//! What always holds: a record is whole or not there. Each has a version: agent and shim may be of different releases, because a
-//! shim lives as long as its container. A field that is added has a default and changes no version; the version changes when
-//! an old reader would misunderstand.
+//! Always holds: a record is complete or absent. Each has a version: agent and shim may be of different
+//! releases, because a shim lives as long as its container. An added field has a default and does not change
+//! the version; the version changes when an old reader would misunderstand.
 //!
-//! Leaves to others: when they are written (`shim`, `linux`).
+//! Leaves to others: the times of writing (`shim`, `linux`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,40 +27,41 @@ pub(super) const STATE: &str = "state.json";
 pub(super) const EXIT: &str = "exit.json";
 pub(super) const NOTES: &str = "notes.json";
 
-/// Why a container is lost whose shim left no record of its end.
+/// The reason for a lost container whose shim left no record of its end.
 pub(super) const SHIM_IS_GONE: &str = "its shim was killed, and nobody would know its end";
 /// The version that this release writes and reads.
 pub(super) const VERSION: u32 = 1;
-/// Longest record read: a pod's order has its small files, hosts and resolv.conf of 256 KiB each at most, and its network, 100 KiB.
+/// Longest record that is read: a pod's order contains its small files, hosts and resolv.conf of 256 KiB each
+/// at most, and its network, 100 KiB.
 const RECORD_BYTES: usize = 1024 * 1024;
-/// Longest error text kept of crun's: it is shown in a pod's status.
+/// Longest part of crun's error text that is kept: it is shown in a pod's status.
 pub(super) const ERROR_BYTES: usize = 1024;
 
-/// Where a container's output goes, and how much of it is kept.
+/// The log of a container's output and its limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LogOrder {
-    /// The file that is written; older ones have `.1`, `.2`, ... behind this name.
+    /// The current file; older ones have `.1`, `.2`, ... after this name.
     pub path: PathBuf,
-    /// A file is closed before it becomes longer (`containerLogMaxSize`).
+    /// A file is rotated before it becomes longer (`containerLogMaxSize`).
     pub max_bytes: u64,
-    /// How many files are kept, the current one included (`containerLogMaxFiles`).
+    /// Number of files, including the current one (`containerLogMaxFiles`).
     pub max_files: u32,
 }
 
-/// What a container's first process reads from, and what it is a terminal of.
+/// The input and terminal of a container's first process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Console {
-    /// It has an input, which stays open while nobody is attached.
+    /// It has an input, which stays open while no client is attached.
     pub stdin: bool,
-    /// Without a terminal: its input ends with that of the first client that is attached to it.
+    /// Without a terminal: its input ends with that of the first attached client.
     pub stdin_once: bool,
-    /// Its streams are one terminal, as `config.json` says, too.
+    /// Its streams are one terminal, as also stated in `config.json`.
     pub tty: bool,
 }
 
-/// What the shim is to do.
+/// The shim's order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Order {
@@ -70,7 +71,7 @@ pub(super) struct Order {
     pub(super) cgroups: Cgroups,
     /// The container's control group.
     pub(super) group: String,
-    /// The shims' own.
+    /// The control group of the shims.
     pub(super) shims_group: String,
     pub(super) log: LogOrder,
     #[serde(default)]
@@ -79,7 +80,7 @@ pub(super) struct Order {
     pub(super) notes: Notes,
 }
 
-/// How crun is run.
+/// The way to call crun.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CrunOrder {
@@ -88,7 +89,7 @@ pub(super) struct CrunOrder {
     pub(super) limit_ms: u64,
 }
 
-/// The shim lives.
+/// Written while the shim lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ShimRecord {
@@ -96,7 +97,7 @@ pub(super) struct ShimRecord {
     pub(super) shim: ProcessName,
 }
 
-/// The container began.
+/// Written when the container began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StateRecord {
@@ -107,38 +108,38 @@ pub(super) struct StateRecord {
     pub(super) started_at: i64,
 }
 
-/// What the agent noted of a container after it was made.
+/// Notes of the agent about a container, added after it was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct NotesRecord {
     pub(super) version: u32,
     pub(super) notes: Notes,
 }
 
-/// How a container ended.
+/// The end of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerExit {
     pub(super) version: u32,
-    /// The exit code; 128 and the signal if a signal ended it.
+    /// The exit code; 128 plus the signal if a signal ended it.
     pub exit_code: i32,
     /// The signal that ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
-    /// The kernel killed it for want of memory in its control group.
+    /// The kernel killed it for lack of memory in its control group.
     #[serde(default)]
     pub oom_killed: bool,
-    /// Microseconds since 1970; `None`: it never began.
+    /// Microseconds since 1970; `None` if it never began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<i64>,
     /// Microseconds since 1970.
     pub finished_at: i64,
-    /// It never began, for this reason. It may be started again.
+    /// The reason why it never began. Then it may be started again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Its shim died first: code and signal are not its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
-    /// Why it is lost.
+    /// The reason why it is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// Lines of output that could not be written to the log.
@@ -157,20 +158,20 @@ impl ContainerExit {
         Self { version: VERSION, exit_code, started_at, finished_at: now_micros(), ..Self::default() }
     }
 
-    /// It has ended, or was ended, and nobody knows how it would have.
+    /// The end of a container whose own result cannot be known.
     pub(super) fn lost(why: &str, started_at: Option<i64>) -> Self {
         let why = Some(shortened(why)).filter(|why| !why.is_empty());
         Self { lost: true, why, ..Self::now(128 + libc::SIGKILL, started_at) }
     }
 
-    /// It never began.
+    /// The end of a container that never began.
     pub(super) fn never_began(why: &str) -> Self {
         Self { error: Some(shortened(why)), ..Self::now(128, None) }
     }
 }
 
-/// The first [`ERROR_BYTES`] of a text, without what is around it. It quotes what images and pods name, and terminals show it: what
-/// would command them becomes blanks.
+/// The first [`ERROR_BYTES`] of a text, without surrounding white space. The text quotes images and pods, and
+/// is shown on terminals: control characters become blanks.
 pub(super) fn shortened(text: &str) -> String {
     let text = text.trim();
     let mut end = text.len().min(ERROR_BYTES);
@@ -200,10 +201,10 @@ impl Records {
         Self(linux::files(bundle), bundle.to_path_buf())
     }
 
-    /// A record; `None`: it is not there.
+    /// A record; `None` if it does not exist.
     ///
     /// # Errors
-    /// `Failed`: it cannot be read now. `Refused`: nobody will ever read it, or another version wrote it.
+    /// `Failed`: it cannot be read now. `Refused`: it can never be read, or another version wrote it.
     pub(super) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, WorkloadError> {
         let shown = self.1.join(name);
         let bytes = match self.0.read(Path::new(name), RECORD_BYTES) {
@@ -232,7 +233,7 @@ impl Records {
     }
 
     /// # Errors
-    /// It could not be written; what was there is there.
+    /// It could not be written; the old record is still there.
     pub(super) fn write(&self, name: &str, record: &impl Serialize) -> Result<(), WorkloadError> {
         let bytes = serde_json::to_vec(record).expect("records have text keys");
         self.0.write_durably(Path::new(name), &bytes).map_err(|error| {
@@ -248,7 +249,7 @@ impl Records {
     }
 
     /// # Errors
-    /// It is still there.
+    /// It still exists.
     pub(super) fn remove(&self, name: &str) -> Result<(), WorkloadError> {
         self.0.remove(Path::new(name)).map_err(|error| {
             WorkloadError::failed(

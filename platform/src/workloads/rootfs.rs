@@ -1,10 +1,11 @@
-//! A container's root file system: its image's layers under a directory of its own that takes what it writes.
+//! A container's root file system: its image's layers under a separate directory for the files that it
+//! writes.
 //!
-//! What always holds: a layer is never written to. With overlayfs the layers are shared and nothing is copied; without it, or where
-//! the disk's file system cannot carry it, the one merged layer is copied. Names inside an image are resolved inside it,
-//! whatever links it has.
+//! Always holds: a layer is never written to. With overlayfs the layers are shared and nothing is copied;
+//! without it, or where the disk's file system does not support it, the one merged layer is copied. Paths
+//! inside an image are resolved within it, whatever links it has.
 //!
-//! Leaves to others: layers (images), what is mounted into it (crun, by `config.json`).
+//! Leaves to others: layers (images), mounts into it (crun, by `config.json`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, Metadata};
@@ -25,16 +26,16 @@ use nix::sys::stat::{Mode, SFlag, mkdirat, mknod};
 use super::WorkloadError;
 use crate::linux::{find_below, find_file, open_regular, open_regular_as, read_up_to, reopen};
 
-/// The kernel takes one page of mount options.
+/// Longest mount options: the kernel accepts one page.
 const OPTIONS_BYTES: usize = 4095;
 /// Longest `/etc/passwd` or `/etc/group` of an image that is read.
 const USERS_BYTES: usize = 1024 * 1024;
-/// Most entries that are copied where there is no overlayfs.
+/// Most entries that are copied where overlayfs is missing.
 const COPY_ENTRIES: usize = 1_000_000;
-/// Mounts that are taken off one place: an agent that was killed while mounting mounts it again.
+/// Most mounts that are removed from one path: an agent that was killed while mounting mounts it again.
 const STACKED: usize = 16;
 
-/// An image's own user files, to find out what `USER name` means.
+/// An image's own user files, to resolve `USER name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserFiles {
     /// `/etc/passwd`; empty if the image has none.
@@ -43,10 +44,10 @@ pub struct UserFiles {
     pub group: String,
 }
 
-/// A directory that an image calls a volume, as the container has it and as the machine has it.
+/// A directory that an image declares as a volume: its path in the container, and on the machine.
 pub type FoundPlace = (PathBuf, PathBuf);
 
-/// Mounts or copies the layers, the topmost first, to `target`; `data` takes what is written.
+/// Mounts or copies the layers, the topmost first, to `target`; files that the container writes go to `data`.
 pub(super) fn make(
     layers: &[PathBuf],
     data: &Path,
@@ -93,15 +94,16 @@ fn mount_overlay(
     Ok(overlay.mount(target, MsFlags::empty()))
 }
 
-/// Layers over one another, by names that are relative to the directory of the topmost: so some 150 have room in the page. The topmost's
-/// is whole, where there is room: it says whose layers they are, for another agent on the machine has some of the same names.
+/// An overlay of layers, by names relative to the directory of the topmost: so some 150 fit into the page of
+/// options. The topmost's path is absolute if there is room: it shows whose layers they are, because another
+/// agent on the machine has some of the same names.
 struct Overlay {
     directory: PathBuf,
     options: String,
 }
 
 impl Overlay {
-    /// The topmost layer first; `more` are the options that follow.
+    /// `layers`: the topmost first; `more`: options to append.
     fn of<'a>(layers: impl Iterator<Item = &'a Path>, more: &str) -> Result<Self, String> {
         let layers: Vec<&Path> = layers.collect();
         let directory = layers.first().and_then(|layer| layer.parent()).unwrap_or(Path::new("/"));
@@ -130,7 +132,7 @@ impl Overlay {
         Ok(Self { directory: directory.to_path_buf(), options })
     }
 
-    /// On a thread that shares no working directory with the others.
+    /// Mounts on a thread that does not share its working directory with others.
     fn mount(&self, target: &Path, flags: MsFlags) -> io::Result<()> {
         let target = std::path::absolute(target)?;
         let mount = || -> io::Result<()> {
@@ -147,14 +149,14 @@ impl Overlay {
     }
 }
 
-/// What keeps these places from being parts of an overlay.
+/// The reason why these paths cannot be parts of an overlay.
 fn unfit<'a>(mut places: impl Iterator<Item = &'a Path>) -> Option<String> {
     let is_unfit = |place: &&Path| place.as_os_str().as_bytes().iter().any(|byte| b":,\\".contains(byte));
     let place = places.find(is_unfit)?;
     Some(format!("{} has ':', ',' or '\\' in its name, which an overlay cannot take", place.display()))
 }
 
-/// The copy is bound over the place where an overlay would be mounted, so that both are taken down in the same way.
+/// The copy is bound to the path where an overlay would be mounted, so that both are removed in the same way.
 fn copy_and_bind(layer: &Path, copy: &Path, target: &Path) -> Result<(), WorkloadError> {
     let failed = |tried: &str, error: io::Error| {
         WorkloadError::failed(format_args!("{tried} {}", layer.display()), error)
@@ -167,7 +169,8 @@ fn copy_and_bind(layer: &Path, copy: &Path, target: &Path) -> Result<(), Workloa
         .map_err(|error| failed("bind a copy of", error.into()))
 }
 
-/// Copies what a directory holds, with owners, modes, devices and hard links. Extended attributes are not copied.
+/// Copies the content of a directory, with owners, modes, devices and hard links. Extended attributes are not
+/// copied.
 fn copy_into(
     from: &Path,
     to: &Path,
@@ -187,7 +190,7 @@ fn copy_into(
             copy_into(&from, &to, links, left)?;
             continue;
         }
-        // a copy that was cut short is made again
+        // an interrupted copy is made again
         match fs::remove_file(&to) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -226,7 +229,7 @@ fn copy_one(from: &Path, to: &Path, found: &Metadata) -> io::Result<()> {
     take_owner(to, found)
 }
 
-/// The owner first: a change of owner takes set-user-ID away.
+/// Sets the owner first, because that removes set-user-ID.
 fn take_owner(to: &Path, found: &Metadata) -> io::Result<()> {
     std::os::unix::fs::lchown(to, Some(found.uid()), Some(found.gid()))?;
     fs::set_permissions(to, fs::Permissions::from_mode(found.mode() & 0o7777))
@@ -239,7 +242,7 @@ fn make_plain_directory(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Makes a directory and those that lead there and are missing, all with this mode, whatever the umask of the service.
+/// Makes a directory and its missing parents, all with this mode, whatever the umask of the service.
 pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), WorkloadError> {
     let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
     let mut missing: Vec<&Path> = path.ancestors().skip(1).take_while(is_missing).collect();
@@ -252,24 +255,25 @@ pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), WorkloadError
     made.map_err(super::on("make directory", path))
 }
 
-/// Makes a directory of the machine and those that lead there and are missing, for all to enter, whatever the umask of the service.
+/// Makes a directory of the machine and its missing parents, which all users may enter, whatever the umask of
+/// the service.
 ///
 /// # Errors
-/// One cannot be made, or something else took its place.
+/// One cannot be made, or something else has its path.
 pub fn make_open_directory(path: &Path) -> io::Result<()> {
     let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
     let mut missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
     missing.reverse();
     missing.into_iter().try_for_each(|directory| {
         make_plain_directory(directory, 0o700)?;
-        // who can write there may put a link in its place
+        // a user who can write there may put a link in its place
         let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
         let made = fs::OpenOptions::new().read(true).custom_flags(flags.bits()).open(directory)?;
         made.set_permissions(fs::Permissions::from_mode(0o755))
     })
 }
 
-/// Takes off whatever is mounted at this place; what still uses it keeps it for as long as it lives.
+/// Removes all mounts at this path; processes that still use them keep them for as long as they live.
 ///
 /// # Errors
 /// The kernel refused.
@@ -277,7 +281,7 @@ pub fn unmount(place: &Path) -> io::Result<()> {
     for _ in 0..STACKED {
         match umount2(place, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
             Ok(()) => {}
-            // nothing is mounted there, or the place itself is gone
+            // nothing is mounted there, or the path does not exist
             Err(Errno::EINVAL | Errno::ENOENT) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
@@ -285,7 +289,7 @@ pub fn unmount(place: &Path) -> io::Result<()> {
     Err(io::Error::other(format!("more than {STACKED} file systems are mounted at {}", place.display())))
 }
 
-/// Mounts a file system in memory at a directory, unless one is there.
+/// Mounts a file system in memory on a directory, unless one is mounted there.
 ///
 /// # Errors
 /// The kernel refused.
@@ -293,17 +297,18 @@ pub fn mount_memory(place: &Path, limit_bytes: u64, mode: u32) -> io::Result<()>
     if is_mounted(place)? {
         return Ok(());
     }
-    // 0 would be no limit
+    // 0 would mean no limit
     let options = format!("mode={mode:o},size={}", limit_bytes.max(1));
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     Ok(mount(Some("tmpfs"), place, Some("tmpfs"), flags, Some(options.as_str()))?)
 }
 
-/// Mounts an image's layers, the topmost first, at a directory, unless something is mounted there: read only, and no program, device or
-/// set-user-ID bit on it counts. `empty` is a directory with nothing in it, for one layer alone is no overlay.
+/// Mounts an image's layers, the topmost first, on a directory, unless something is mounted there: read only,
+/// and without effect of its programs, devices and set-user-ID bits. `empty` must be an empty directory,
+/// because an overlay needs more than one layer.
 ///
 /// # Errors
-/// The kernel refused, as one without overlayfs does, or the layers have names that it cannot take.
+/// The kernel refused, as one without overlayfs does, or the layers have names that it cannot accept.
 pub fn mount_image(layers: &[PathBuf], empty: &Path, place: &Path) -> io::Result<()> {
     if is_mounted(place)? {
         return Ok(());
@@ -319,18 +324,19 @@ pub fn mount_image(layers: &[PathBuf], empty: &Path, place: &Path) -> io::Result
     })
 }
 
-/// Whether a directory is the root of another file system than the directory above it.
+/// True if a directory is the root of another file system than its parent.
 fn is_mounted(place: &Path) -> io::Result<bool> {
     let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
     Ok(device(place)? != device(&place.join(".."))?)
 }
 
-/// Binds what lies at `below` in a volume to `target`, an empty directory of our own that exists, or a file if it is one. What is
-/// missing on the way is made as directories like the volume's. Containers write to the volume meanwhile: no link may lead out of
-/// it, and what is bound is what was found, whatever lies there afterwards.
+/// Binds the file or directory at `below` in a volume to `target`, an existing empty directory of our own, or
+/// a file if it is one. Missing directories are made, like the volume's own. Containers write to the volume
+/// meanwhile: no link may lead out of it, and exactly the object that was found is bound, whatever is at its
+/// path afterwards.
 ///
 /// # Errors
-/// A link leads out of the volume, something on the way is no directory, or the kernel refused.
+/// A link leads out of the volume, something on the way is not a directory, or the kernel refused.
 pub fn bind_below(volume: &Path, below: &Path, target: &Path) -> io::Result<()> {
     let root = fs::OpenOptions::new().read(true).custom_flags(OFlag::O_DIRECTORY.bits()).open(volume)?;
     let found = match find_below(&root, below, BENEATH) {
@@ -352,12 +358,13 @@ pub fn bind_below(volume: &Path, below: &Path, target: &Path) -> io::Result<()> 
     Ok(mount(Some(source.as_str()), target, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)?)
 }
 
-/// Makes the directories that an image calls its volumes, where it lacks them: their places are looked for in it, whatever links it
-/// has. What a container writes there goes with it, as with everything else that it writes. Returns each with where it lies on the
-/// machine: no link is left on the way there, and nothing changes it before the container runs. One that is all of the image is left out.
+/// Makes the directories that an image declares as volumes, where it lacks them: their paths are resolved
+/// within it, whatever links it has. Files that a container writes there are removed with it, like all others
+/// that it writes. Returns each with its path on the machine, which contains no links, and does not change
+/// before the container runs. A volume that is the whole image is left out.
 ///
 /// # Errors
-/// Something on the way is no directory, or the disk failed.
+/// Something on the way is not a directory, or the disk failed.
 pub(super) fn make_places(root: &Path, places: &[PathBuf]) -> io::Result<Vec<FoundPlace>> {
     let in_root = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
     let directory = File::open(root)?;
@@ -381,7 +388,8 @@ pub(super) fn make_places(root: &Path, places: &[PathBuf]) -> io::Result<Vec<Fou
 /// No link leads out of the volume.
 const BENEATH: ResolveFlag = ResolveFlag::RESOLVE_BENEATH.union(ResolveFlag::RESOLVE_NO_MAGICLINKS);
 
-/// Directories are made by their parent's descriptor and opened without following a link, so one that takes their place is an error.
+/// Directories are made through their parent's descriptor and opened without following links, so a link in
+/// the place of one is an error.
 fn make_below(root: &File, path: &Path, resolve: ResolveFlag, mode: u32) -> io::Result<File> {
     let (mut walked, mut parent) = (PathBuf::new(), root.try_clone()?);
     for part in path.components() {
@@ -395,7 +403,7 @@ fn make_below(root: &File, path: &Path, resolve: ResolveFlag, mode: u32) -> io::
                 }
                 let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
                 let made = File::from(openat(&parent, part.as_os_str(), flags, Mode::empty())?);
-                // not by the mode above, which the umask narrows
+                // set separately, because the umask narrows the mode above
                 made.set_permissions(fs::Permissions::from_mode(mode))?;
                 made
             }
@@ -405,7 +413,7 @@ fn make_below(root: &File, path: &Path, resolve: ResolveFlag, mode: u32) -> io::
     Ok(parent)
 }
 
-/// The user files as the container will see them. An image without them is fine.
+/// The user files as the container will see them. An image may lack them.
 pub(super) fn user_files(root: &Path) -> Result<UserFiles, WorkloadError> {
     let root_fd = File::open(root).map_err(super::on("open", root))?;
     let read = |path: &str| -> Result<String, WorkloadError> {
@@ -552,7 +560,7 @@ mod tests {
             opens.add_watch(path, AddWatchFlags::IN_OPEN).unwrap();
             assert_eq!(user_files(&place).unwrap(), UserFiles::default());
             assert_eq!(opens.read_events().unwrap_err(), Errno::EAGAIN, "{} was opened", path.display());
-            // the watch sees what it is there for
+            // control: the watch does notice an opened file
             let flags = OFlag::O_NONBLOCK.bits();
             drop(fs::OpenOptions::new().read(true).custom_flags(flags).open(path).unwrap());
             assert_eq!(opens.read_events().unwrap().len(), 1);

@@ -1,9 +1,9 @@
-//! The pods and containers that run here, by reading alone: for commands that work beside an agent, or without one.
+//! The pods and containers that run here, by reading alone: for commands beside an agent, or without one.
 //!
-//! What always holds: nothing is written, locked or waited for. A container is listed if its shim's records say that it has begun
-//! and not that it has ended; of several runs of one name the last one.
+//! Always holds: nothing is written or locked, and no call waits. A container is listed if its shim's records
+//! show that it has begun and not ended; of several runs under one name only the last one.
 //!
-//! Leaves to others: what the notes mean.
+//! Leaves to others: the meaning of notes.
 
 use std::collections::BTreeMap;
 
@@ -12,18 +12,18 @@ use super::places::Places;
 use super::records::{EXIT, Records, STATE, StateRecord};
 use super::{ContainerId, Notes, Settings, sandbox};
 
-/// A pod with containers that run.
+/// A pod with running containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningPod {
     /// The pod's UID.
     pub uid: String,
-    /// What an agent noted with it.
+    /// The agent's notes about it.
     pub notes: Notes,
     /// The runs that have begun and not ended, by name.
     pub containers: Vec<ContainerId>,
 }
 
-/// The pods that are here.
+/// The pods that exist here.
 pub fn running_pods(settings: &Settings) -> Vec<RunningPod> {
     let places = Places { run: settings.run.clone(), data: settings.data.clone() };
     let pods = names(&places.pods()).into_iter();
@@ -34,7 +34,8 @@ pub fn running_pods(settings: &Settings) -> Vec<RunningPod> {
     .collect()
 }
 
-/// When a run of a container began, in microseconds since 1970. `None`: it has not begun, or is not there any more.
+/// When a run of a container began, in microseconds since 1970. `None` if it has not begun, or does not exist
+/// any more.
 pub fn started_at(settings: &Settings, id: &ContainerId) -> Option<i64> {
     let places = Places { run: settings.run.clone(), data: settings.data.clone() };
     let state: StateRecord = Records::of(&places.bundle(id)).read(STATE).ok()??;

@@ -1,11 +1,11 @@
-//! What the containers of a pod share: namespaces bound to files, `/dev/shm`, control groups, and the process that holds a shared PID
-//! namespace.
+//! The parts that the containers of a pod share: namespaces bound to files, `/dev/shm`, control groups, and
+//! the process that holds a shared PID namespace.
 //!
-//! What always holds: a namespace is bound to its file only when it is ready to be used, so what a killed agent left is either
-//! usable or missing, and preparing again makes just what is missing. `order.json` is written last. Removal gathers errors
-//! and goes on; what it leaves it finds again.
+//! Always holds: a namespace is bound to its file only when it is ready for use, so after a killed agent it
+//! is either usable or missing, and preparing again makes only the missing ones. `order.json` is written
+//! last. Removal collects errors and continues; a later removal finds the rest.
 //!
-//! Leaves to others: addresses (the network's plugins, in the namespace), volumes, the containers.
+//! Leaves to others: addresses (the network plugins, in the namespace), volumes, the containers.
 
 use std::fs::{self, Permissions};
 use std::io::{self, Write as _};
@@ -36,16 +36,17 @@ use crate::trees;
 
 /// As containerd's and Docker's.
 const SHM_OPTIONS: &str = "mode=1777,size=65536k";
-/// The small files, which containers may write: hosts and resolv.conf of the machine are 256 KiB each at most.
+/// Options for the small files, which containers may write: hosts and resolv.conf of the machine are 256 KiB
+/// each at most.
 const FILES_OPTIONS: &str = "mode=0755,size=1m,nr_inodes=16";
 /// The process that holds the PID namespace.
 const PAUSE: &str = "pause.json";
-/// How long it may take to have given up what it must not have; it takes milliseconds.
+/// Longest time until it has given up its privileges and file systems; it takes milliseconds.
 const PAUSE_READY_WITHIN: Duration = Duration::from_secs(30);
-/// How long it may take to end after SIGKILL, which also ends all in its namespace.
+/// Longest time until it ends after SIGKILL, which also ends all processes in its namespace.
 const PAUSE_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-/// The namespaces that a pod may have of its own: the name of the file here and in `/proc/PID/ns`.
+/// The namespaces that a pod may have of its own: the name of the file, here and in `/proc/PID/ns`.
 const NAMESPACES: [(&str, CloneFlags); 3] =
     [("net", CloneFlags::CLONE_NEWNET), ("uts", CloneFlags::CLONE_NEWUTS), ("ipc", CloneFlags::CLONE_NEWIPC)];
 
@@ -61,13 +62,13 @@ struct PauseRecord {
     process: ProcessName,
 }
 
-/// The order of a pod that was prepared to the end.
+/// The order of a pod that was prepared completely.
 pub(super) fn prepared(places: &Places, uid: &str) -> Option<PodOrder> {
     let records = Records::of(&places.pod(uid));
     records.read::<PodRecord>(ORDER).ok().flatten().map(|record| record.order)
 }
 
-/// Makes what is missing.
+/// Makes the missing parts.
 pub(super) fn prepare(
     places: &Places,
     cgroups: &Cgroups,
@@ -87,6 +88,7 @@ pub(super) fn prepare(
     }
     let own = |name: &str| is_own(order, name);
     for (name, flag) in NAMESPACES.into_iter().filter(|(name, _)| own(name)) {
+        // a namespace that an interrupted call has bound already is kept
         let file = pod.join(name);
         if !is_on(&file, NSFS_MAGIC) {
             bind_new_namespace(&file, name, flag, &order.hostname).map_err(on("make namespace", &file))?;
@@ -100,6 +102,7 @@ pub(super) fn prepare(
     if order.share_process_namespace {
         hold_processes(&pod, cgroups, program, order).map_err(on("make a PID namespace for", &pod))?;
     }
+    // last: the record tells that everything above exists
     Records::of(&pod).write(ORDER, &PodRecord { version: VERSION, order: order.clone() })?;
     let at = |name: &str| own(name).then(|| pod.join(name));
     Ok(PodPlaces {
@@ -112,7 +115,7 @@ pub(super) fn prepare(
     })
 }
 
-/// Whether the pod has a namespace of this name, and not the machine's.
+/// True if the pod has a namespace of this name, and does not use the machine's.
 fn is_own(order: &PodOrder, name: &str) -> bool {
     match name {
         "ipc" => !order.host_ipc,
@@ -120,14 +123,14 @@ fn is_own(order: &PodOrder, name: &str) -> bool {
     }
 }
 
-/// The files that containers mount, and may write: on a file system of their own, so that a container that fills one fills nothing
-/// else.
+/// Writes the files that containers mount, and may write: on a file system of their own, so that a container
+/// that fills one fills nothing else.
 fn write_files(directory: &Path, order: &PodOrder) -> Result<(), WorkloadError> {
     mount_small(directory, "files", FILES_OPTIONS)?;
     for name in order.files.keys() {
         check_name("file of a pod", &name.replace('.', "-"))?;
         let path = directory.join(name);
-        // all are emptied before the first one is written: a container may have filled them
+        // all are emptied before the first one is written, because a container may have filled them
         make_empty(&path).map_err(on("empty", &path))?;
     }
     for (name, text) in &order.files {
@@ -139,7 +142,8 @@ fn write_files(directory: &Path, order: &PodOrder) -> Result<(), WorkloadError> 
     Ok(())
 }
 
-/// An empty file of ours; what lies in its place goes: the machine's other users put it there, or a damaged disk.
+/// Makes an empty file; an obstacle in its place, from another user of the machine or a damaged disk, is
+/// removed.
 fn make_empty(path: &Path) -> io::Result<()> {
     match write_regular(path, b"") {
         Err(error) if kind_in_its_place(&error).is_some() => {
@@ -151,7 +155,7 @@ fn make_empty(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Mounts a file system in memory, unless it is there.
+/// Mounts a file system in memory, unless it is mounted.
 fn mount_small(place: &Path, name: &str, options: &str) -> Result<(), WorkloadError> {
     if is_on(place, TMPFS_MAGIC) && is_mount_point(place) {
         return Ok(());
@@ -161,7 +165,7 @@ fn mount_small(place: &Path, name: &str, options: &str) -> Result<(), WorkloadEr
         .map_err(|error| WorkloadError::failed(format_args!("mount {}", place.display()), error))
 }
 
-/// Whether there is anything of a container of this pod; what cannot be looked at may hold one.
+/// True if anything exists of a container of this pod; a directory that cannot be read may contain one.
 pub(super) fn has_containers(places: &Places, uid: &str) -> bool {
     match fs::read_dir(places.containers(uid)) {
         Ok(mut entries) => entries.next().is_some(),
@@ -169,24 +173,24 @@ pub(super) fn has_containers(places: &Places, uid: &str) -> bool {
     }
 }
 
-/// The pod's network namespace, if it is there.
+/// The pod's network namespace, if it exists.
 pub(super) fn network_of(places: &Places, uid: &str) -> Option<PathBuf> {
     Some(places.pod(uid).join("net")).filter(|place| is_on(place, NSFS_MAGIC))
 }
 
-/// Gives up the network namespace: what was done in it half is gone with it.
+/// Removes the network namespace, and with it the results of incomplete work in it.
 pub(super) fn drop_network(places: &Places, uid: &str) -> Result<(), WorkloadError> {
     let pod = places.pod(uid);
     let place = pod.join("net");
     if has_containers(places, uid) {
         return Err(WorkloadError::Busy(format!("a container uses {}", place.display())));
     }
-    // it is in the namespace, which would stay with it
+    // the process is in the namespace, which would live on with it
     end_pause(&pod).map_err(on("end the pause process of", &pod))?;
     unmount(&place).map_err(on("unmount", &place))
 }
 
-/// Removes all of it; the containers must be gone.
+/// Removes all shared parts; the containers must be gone.
 pub(super) fn remove(places: &Places, cgroups: &Cgroups, uid: &str) -> Result<(), WorkloadError> {
     let pod = places.pod(uid);
     if has_containers(places, uid) {
@@ -208,12 +212,12 @@ pub(super) fn remove(places: &Places, cgroups: &Cgroups, uid: &str) -> Result<()
         let place = pod.join(name);
         keep(unmount(&place).map_err(on("unmount", &place)));
     }
-    // what is still mounted must not be emptied, and without its record it would not be found again
+    // still mounted directories must not be emptied, and without its record the pod would not be found again
     if let Some(error) = failed {
         return Err(error);
     }
     trees::remove(&pod).map_err(on("remove", &pod))?;
-    // it stays where a container's data could not be removed
+    // not removed if a container's data in it could not be removed
     let _ = fs::remove_dir(places.data_of_pod(uid));
     Ok(())
 }
@@ -222,7 +226,7 @@ fn is_on(place: &Path, kind: FsType) -> bool {
     statfs(place).is_ok_and(|found| found.filesystem_type() == kind)
 }
 
-/// A directory on another device than the one it lies in.
+/// True if a directory is on another device than its parent.
 fn is_mount_point(directory: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
@@ -232,7 +236,8 @@ fn is_mount_point(directory: &Path) -> bool {
     }
 }
 
-/// Makes a namespace, prepares it, and then binds it to a file. The thread that is in it ends; the file keeps it.
+/// Makes a namespace, prepares it, and then binds it to a file. The thread in it ends; the file keeps the
+/// namespace alive.
 fn bind_new_namespace(file: &Path, name: &str, flag: CloneFlags, hostname: &str) -> io::Result<()> {
     make_empty(file)?;
     in_thread(|| {
@@ -252,7 +257,7 @@ fn bind(from: &Path, to: &Path) -> io::Result<()> {
     Ok(mount(Some(from), to, none, MsFlags::MS_BIND, none)?)
 }
 
-/// Namespaces are a thread's: what changes them has one of its own, which ends with the change.
+/// Namespaces belong to threads: a change runs on a thread of its own, which ends with the change.
 pub(super) fn in_thread<T: Send>(change: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let builder = std::thread::Builder::new().name("namespace".into());
@@ -268,7 +273,8 @@ fn raise_loopback() -> io::Result<()> {
     const IFF_UP: u32 = 1;
     const LENGTH: usize = 32;
     let mut message = [0_u8; LENGTH];
-    // nlmsghdr: length, type, flags, sequence, port; ifinfomsg: family, padding, type, index, flags, which flags change
+    // nlmsghdr: length, type, flags, sequence, port; ifinfomsg: family, padding, type, index, flags, mask of
+    // flags
     message[0..4].copy_from_slice(&(LENGTH as u32).to_ne_bytes());
     message[4..6].copy_from_slice(&RTM_NEWLINK.to_ne_bytes());
     message[6..8].copy_from_slice(&REQUEST_AND_ACKNOWLEDGE.to_ne_bytes());
@@ -303,16 +309,17 @@ fn hold_processes(pod: &Path, cgroups: &Cgroups, program: &Path, order: &PodOrde
     make_directory(&root, 0o555).map_err(io::Error::other)?;
     let (waits, go) = std::io::pipe()?;
     let process = in_thread(|| {
-        // containers see through its /proc/1/net what its network has
+        // its network must be the pod's, because containers see that through its /proc/1/net
         for (name, flag) in NAMESPACES.into_iter().filter(|(name, _)| is_own(order, name)) {
             setns(open_regular(&pod.join(name))?, flag)?;
         }
-        // for the children of this thread
+        // applies to the children of this thread
         unshare(CloneFlags::CLONE_NEWPID)?;
         let mut command = Command::new(program);
         command.arg("pause").arg(&root).process_group(0).env_clear();
         let child = command.stdin(waits).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        // dropped, not awaited: it lives as long as the pod, and `end_pause` takes it out of the process table
+        // dropped without waiting: it lives as long as the pod, and `end_pause` removes it from the process
+        // table
         ProcessName::of(child.id().cast_signed())
     })?;
     let record = PauseRecord { version: VERSION, process };
@@ -320,13 +327,13 @@ fn hold_processes(pod: &Path, cgroups: &Cgroups, program: &Path, order: &PodOrde
     (&go).write_all(&[0])?;
     await_end_of_reader(&go, PAUSE_READY_WITHIN)?;
     if let Some((own, _)) = order.groups.last() {
-        // a leaf of its own: in the unified tree only leaves may hold processes
+        // a leaf group of its own: in the unified tree only leaves may contain processes
         cgroups.put(&format!("{own}/pause"), process.pid)?;
     }
     bind(Path::new(&format!("/proc/{}/ns/pid", process.pid)), &file)
 }
 
-/// Waits until nobody reads from a pipe.
+/// Waits until a pipe has no reader any more.
 fn await_end_of_reader(pipe: &io::PipeWriter, limit: Duration) -> io::Result<()> {
     let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
     match poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::empty())], timeout)? {
@@ -365,7 +372,7 @@ mod tests {
     use kedge_rig::Scratch;
     use nix::sys::stat::Mode;
 
-    /// It would wait for ever for somebody who reads the pipe.
+    /// Otherwise it would wait for a reader of the pipe for ever.
     #[test]
     fn what_lies_in_place_of_a_file_of_a_pod_is_removed() {
         let scratch = Scratch::new("pod-file").unwrap();

@@ -1,11 +1,12 @@
-//! Programs that somebody talks to, run beside a container's first process by `crun exec`.
+//! Programs with a client, run beside a container's first process by `crun exec`.
 //!
-//! What always holds: the program has what the first process was given (user, environment, directory, capabilities, control group,
-//! namespaces). It ends with its [`Session`]: dropped before the program has ended, all processes of the program's session are
-//! killed, and their children; what made a session of its own (a daemon) stays, with the container. After its
-//! own end nothing is killed. No call waits for whoever talks to the program: our ends of its streams never block.
+//! Always holds: the program gets the settings of the first process (user, environment, directory,
+//! capabilities, control group, namespaces). It ends with its [`Session`]: if that is dropped before the
+//! program has ended, all processes of the program's session are killed, and their children; a process in a
+//! session of its own (a daemon) stays, with the container. After the program's own end nothing is killed. No
+//! call waits for the client: our ends of the program's streams never block.
 //!
-//! Leaves to others: who talks to it, and how many there may be; moving the bytes.
+//! Leaves to others: the clients and limits on their number; moving the bytes.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -30,34 +31,34 @@ use super::process::{self, ProcessFd, WindowSize};
 use super::records::{CrunOrder, ORDER, Order, Records};
 use super::{ContainerId, Settings, WorkloadError, on};
 
-/// What a terminal is called where nothing else is said, as with other runtimes.
+/// The type of a terminal if none is set, as in other runtimes.
 const TERM: &str = "TERM=xterm";
 
-/// A program to be run in a container, and which of its streams somebody wants.
+/// A program to run in a container, with the streams that the client wants.
 #[derive(Debug)]
 pub struct SessionOrder<'a> {
-    /// Where.
+    /// The container.
     pub id: &'a ContainerId,
     /// Program and arguments.
     pub command: &'a [String],
-    /// Its input; without it the program has none.
+    /// Its input; without this the program has none.
     pub stdin: bool,
-    /// Its output; without it the output is dropped.
+    /// Its output; without this the output is dropped.
     pub stdout: bool,
-    /// Its other output; never with a terminal.
+    /// Its error output; never with a terminal.
     pub stderr: bool,
-    /// A terminal of this size, which is input and output.
+    /// A terminal of this size for input and output.
     pub terminal: Option<WindowSize>,
 }
 
 /// Our ends of the streams of a program; none of them blocks.
 #[derive(Debug, Default)]
 pub struct Streams {
-    /// What is written is its input; dropped, the input ends.
+    /// To write its input; dropping this ends the input.
     pub stdin: Option<File>,
     /// Its output.
     pub stdout: Option<File>,
-    /// Its other output.
+    /// Its error output.
     pub stderr: Option<File>,
 }
 
@@ -75,7 +76,7 @@ impl Streams {
 /// A program that runs in a container.
 #[derive(Debug)]
 pub struct Session {
-    /// What it reads and writes.
+    /// To read and write.
     pub streams: Streams,
     terminal: Option<File>,
     crun: Child,
@@ -88,11 +89,12 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts it. Blocks until crun has begun, and with a terminal until that is there. The program ends with the thread that
-    /// calls this.
+    /// Starts it. Blocks until crun has begun, and with a terminal until that exists. The program ends with
+    /// the thread that calls this.
     ///
     /// # Errors
-    /// There is no such container, or crun cannot be run. What crun itself finds wrong is the error of [`Session::ended`].
+    /// The container does not exist, or crun cannot be run. Errors that crun itself reports are returned by
+    /// [`Session::ended`].
     pub fn start(order: &SessionOrder<'_>, settings: &Settings) -> Result<Self, WorkloadError> {
         let id = order.id;
         id.check()?;
@@ -123,7 +125,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Gives its terminal another size; without a terminal nothing happens.
+    /// Changes the size of its terminal; has no effect without one.
     ///
     /// # Errors
     /// The terminal is gone.
@@ -131,10 +133,10 @@ impl Session {
         self.terminal.as_ref().map_or(Ok(()), |terminal| process::set_window_size(terminal, size))
     }
 
-    /// How it ended: 128 and the signal if a signal ended it; `None`: it has not. Does not wait.
+    /// Its exit code: 128 plus the signal if a signal ended it; `None` if it has not ended. Does not wait.
     ///
     /// # Errors
-    /// It never began: there is no such program, or the container ended meanwhile.
+    /// It never began: the program does not exist, or the container ended meanwhile.
     pub fn ended(&mut self) -> Result<Option<i32>, WorkloadError> {
         if self.end.is_some() {
             return Ok(self.end);
@@ -153,11 +155,11 @@ impl Session {
     /// Ends it now, with the processes of its session.
     pub fn kill(&mut self) {
         let end = Instant::now() + AFTER_KILL;
-        // one that is being started has no ID yet
+        // a program that is being started has no ID yet
         while self.files.pid.read().is_none() && !self.has_ended() && Instant::now() < end {
             std::thread::sleep(LOOK);
         }
-        // until it has been waited for nobody else has its ID, nor that of its child
+        // until crun has been waited for, its ID and its child's cannot pass to other processes
         if let Some(pid) = self.files.pid.read()
             && !self.has_ended()
         {
@@ -173,7 +175,8 @@ impl Session {
         self.end.is_some() || self.process.wait(Duration::ZERO)
     }
 
-    /// Kills until nothing is left of it: what is born between a look and the signals shows at the next look.
+    /// Kills until no process is left: those that start between a listing and the signals are found by the
+    /// next listing.
     fn kill_session(&self, first: i32, end: Instant) {
         let session = process::parent_and_session(first).map(|(_, session)| session);
         while Instant::now() < end {
@@ -194,7 +197,7 @@ impl Session {
         }
     }
 
-    /// The processes of the session, and all that descend from them.
+    /// The processes of the session, and all their descendants.
     fn processes_of(&self, first: i32, session: Option<i32>) -> BTreeSet<i32> {
         let all: Vec<(i32, i32, i32)> = self
             .cgroups
@@ -218,7 +221,7 @@ impl Session {
 }
 
 impl AsFd for Session {
-    /// Readable when the program has ended.
+    /// Becomes readable when the program has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.process.as_fd()
     }
@@ -233,7 +236,7 @@ impl Drop for Session {
     }
 }
 
-/// What crun reads and writes beside the program, gone with the session.
+/// The files of crun for one program, removed with the session.
 #[derive(Debug)]
 struct Files {
     pid: PidFile,
@@ -257,7 +260,7 @@ impl Drop for Files {
     }
 }
 
-/// The container's own process, but for its command and its terminal.
+/// The settings of the container's first process, except its command and its terminal.
 fn process_of(bundle: &Path, order: &SessionOrder<'_>) -> io::Result<File> {
     let mut process = crun::process(bundle)?;
     process["args"] = json!(order.command);
@@ -281,7 +284,7 @@ struct Begun {
     terminal: Option<File>,
 }
 
-/// crun, and a descriptor of it, which names it also once it has ended.
+/// Starts crun; also returns a descriptor of it, which refers to it even after its end.
 fn start(mut command: Command, process: &File) -> io::Result<(Child, ProcessFd)> {
     process::handing_on(&mut command, process.as_raw_fd());
     let mut crun = process::bound_to_parent(&mut command).spawn()?;
@@ -337,11 +340,12 @@ fn with_pipes(
     Ok(Begun { crun, process, streams, terminal: None })
 }
 
-/// crun makes the terminal in the container, and sends its master to a socket.
+/// crun makes the terminal in the container, and sends its master side to a socket.
 ///
-/// It gives the terminal its size (`consoleSize`) right after it has let its child go, which becomes the program, and only then sends it:
-/// whoever sets a size after that is too late for a program that looks at once. So crun must not be overtaken by its child in between;
-/// on a busy machine it is in every second run, because a process that is woken goes first, and shims have a small share.
+/// crun gives the terminal its size (`consoleSize`) right after it has released its child, which becomes the
+/// program, and only then sends the master side: a size set after that is too late for a program that reads
+/// it at once. So crun must not be overtaken by its child in between; on a busy machine that happens in every
+/// second run, because a process that wakes up runs first, and shims have a small share.
 fn with_terminal(
     order: &SessionOrder<'_>,
     settings: &Settings,
@@ -372,8 +376,8 @@ fn with_terminal(
     Ok(Begun { crun, process, streams, terminal: Some(terminal) })
 }
 
-/// A socket of the bundle, whose path may be longer than a socket's name can be; the name is good for a process that runs in the
-/// bundle.
+/// A socket in the bundle. The bundle's path may exceed the length limit of a socket's address; the returned
+/// short path is valid for a process whose working directory is the bundle.
 pub(super) fn listen(path: &Path) -> io::Result<(UnixListener, PathBuf)> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::other(format!("{} names no file", path.display())));
@@ -385,7 +389,7 @@ pub(super) fn listen(path: &Path) -> io::Result<(UnixListener, PathBuf)> {
     Ok((socket, PathBuf::from(name)))
 }
 
-/// The terminal that crun has sent.
+/// The terminal's master side that crun has sent.
 pub(super) fn master_from(connection: &UnixStream, limit: Duration) -> io::Result<File> {
     connection.set_nonblocking(false)?;
     connection.set_read_timeout(Some(limit))?;
@@ -395,11 +399,11 @@ pub(super) fn master_from(connection: &UnixStream, limit: Duration) -> io::Resul
     Ok(File::from(master))
 }
 
-/// The terminal that crun sends. A short program may have ended by then, and crun with it.
+/// Waits for the terminal's master side from crun. A short program may have ended by then, and crun with it.
 fn master_of(socket: &UnixListener, crun: &ProcessFd, limit: Duration) -> io::Result<File> {
     let end = process::after(Instant::now(), limit);
     loop {
-        // before the socket: what it has sent by its end is there
+        // checked before the socket, so that a terminal which it sent before its end is found
         let has_ended = crun.wait(Duration::ZERO);
         match socket.accept() {
             Ok((connection, _)) => return master_from(&connection, limit),
@@ -413,7 +417,7 @@ fn master_of(socket: &UnixListener, crun: &ProcessFd, limit: Duration) -> io::Re
             let text = format!("crun exec gave no terminal within {} s and was killed", limit.as_secs());
             return Err(io::Error::new(io::ErrorKind::TimedOut, text));
         }
-        // it ends unnoticed here at most for one look
+        // its end goes unnoticed here for one interval at most
         let look = PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO);
         let _ = poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], look);
     }

@@ -1,12 +1,15 @@
-//! `kedge shim`: the process that belongs to one container. It creates and starts it, holds its input and terminal, keeps its log, waits
-//! for its end, and records how it ended, whether or not an agent lives meanwhile.
+//! `kedge shim`: the process that belongs to one container. It creates and starts the container, holds its
+//! input and terminal, keeps its log, waits for its end, and records that, whether or not an agent lives
+//! meanwhile.
 //!
-//! What always holds: exactly one shim serves a bundle, because it inherits the bundle's lock from the agent that started it, as its
-//! standard input; the lock ends with it. Each record is written when what it says is so, and `exit.json` is the last. Whatever
-//! fails, the container's processes are gone before `exit.json` says that it ended. If the shim is killed, what it has started
-//! but the container ends with it; the agent ends the container.
+//! Always holds: exactly one shim serves a bundle, because it inherits the bundle's lock from the agent that
+//! started it, as its standard input; the lock ends with it. Each record is written after the fact that it
+//! records, and `exit.json` is the last. Whatever fails, all processes of the container are gone before
+//! `exit.json` is written. If the shim is killed, its children except the container end with it; the agent
+//! then ends the container.
 //!
-//! Leaves to others: what is in the bundle (`linux`), lines and files of the log (`log`), clients (`attach`), how crun is called (`crun`).
+//! Leaves to others: the content of the bundle (`linux`), lines and files of the log (`log`), clients
+//! (`attach`), calls of crun (`crun`).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -34,25 +37,28 @@ use super::records::{
 };
 use super::{WorkloadError, on, session};
 
-/// Like the kubelet's for the processes that keep containers: one container's memory must not cost another's shim. Lowering it
-/// needs a capability; without it the agent's own value is inherited.
+/// Like the kubelet's score for the processes that hold containers: one container's use of memory must not
+/// cost another's shim. Lowering it needs a capability; without it the shim inherits the agent's value.
 const OOM_SCORE: &str = "-998";
-/// What all shims together get of busy processors, where a service of the machine gets 1024: they read what containers write.
+/// Processor share of all shims together, where a service of the machine gets 1024: they read the output of
+/// containers.
 const SHIMS_SHARES: u64 = 256;
-/// Where crun sends a container's terminal, in the bundle.
+/// The socket in the bundle to which crun sends a container's terminal.
 const CONSOLE: &str = "console.sock";
-/// Most that is read of the output after the container's end: all that a pipe can hold by default, and room. What still writes
-/// then is no part of the container.
+/// Most output that is read after the container's end: as much as a pipe can hold by default, and more. A
+/// process that still writes then is not part of the container.
 const LAST_OUTPUT_BYTES: usize = 1024 * 1024;
-/// Most that is read of one output before the other has its turn.
+/// Most bytes that are read of one output before the other is read.
 const TURN_BYTES: usize = 64 * 1024;
-/// How often processes that do not end after SIGKILL are killed again: they wait for a dead disk, or for ever.
+/// Interval in which processes that do not end after SIGKILL are killed again: they wait for a dead disk,
+/// perhaps for ever.
 const KILL_AGAIN: Duration = Duration::from_secs(2);
 
-/// Runs the shim of the bundle to its end. Called in a process of its own.
+/// Runs the shim of the bundle to its end. Call it in a process of its own.
 ///
 /// # Errors
-/// There is no container to speak of: the bundle or its order cannot be used. Everything later is recorded in `exit.json`.
+/// The bundle or its order cannot be used, so there is no container whose end could be recorded. Everything
+/// later is recorded in `exit.json`.
 pub fn shim(bundle: &Path) -> Result<(), WorkloadError> {
     let records = Records::of(bundle);
     let Some(order) = records.read::<Order>(ORDER)? else {
@@ -67,27 +73,29 @@ pub fn shim(bundle: &Path) -> Result<(), WorkloadError> {
     shim.records.write(EXIT, &exit)
 }
 
-/// The groups that get the shims' share: theirs and those above it, because a share counts beside its neighbours only. Not those that
-/// are above this container as well: they are the operator's, and their share is that of the pods, too.
+/// The groups that get the shims' share: their own and its parents, because a share counts only among
+/// siblings. Parents that this container also has are excluded: they are the operator's, and their share is
+/// that of the pods, too.
 fn weighed<'a>(shims: &'a str, container: &str) -> impl Iterator<Item = &'a str> {
     let ends = shims.match_indices('/').map(|(end, _)| end).skip(1).chain([shims.len()]);
     let is_above = |group: &str| container.strip_prefix(group).is_some_and(|below| below.starts_with('/'));
     ends.map(|end| &shims[..end]).filter(move |group| !is_above(group))
 }
 
-/// Leaves the agent behind: session, control group, signals.
+/// Separates from the agent: session, control group, signals.
 fn stand_alone(order: &Order) -> io::Result<SignalFd> {
-    // it may lead its group already
+    // fails if it already leads its group
     let _ = nix::unistd::setsid();
     nix::sys::prctl::set_child_subreaper(true)?;
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
-    // without it systemd would count the shim as the agent's, and complain at each start
+    // otherwise systemd would count the shim as the agent's, and report it at each start
     let _ = order.cgroups.put(&order.shims_group, 0);
     let shares = GroupLimits { cpu_shares: Some(SHIMS_SHARES), ..GroupLimits::default() };
     for group in weighed(&order.shims_group, &order.group) {
         let _ = order.cgroups.make(group, &shares);
     }
-    // it ends after its container, whoever asks; what a shutdown cannot wait for it kills
+    // these signals do not end it, because it must outlive its container; a shutdown that cannot wait kills
+    // it
     let mut waited = SigSet::empty();
     for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
         waited.add(signal);
@@ -103,16 +111,16 @@ struct Shim {
     records: Records,
     order: Order,
     signals: SignalFd,
-    /// Children that ended while another one was awaited.
+    /// Children that ended while another one was being awaited.
     ended: BTreeMap<i32, ExitStatus>,
     started_at: Option<i64>,
 }
 
 impl Shim {
-    /// The container from its creation to its end.
+    /// Follows the container from its creation to its end.
     fn serve(&mut self) -> io::Result<ContainerExit> {
         let log = Log::start(self.order.log.clone())?;
-        // before anybody can see that the container runs
+        // before the container is visible as running
         let mut attached = Attachers::listen(&self.bundle, self.order.console);
         let mut sources = if self.order.console.tty {
             self.create_with_terminal(&mut attached)?
@@ -126,7 +134,7 @@ impl Shim {
         self.run(start, "start", self.order.crun.limit())?;
         let started_at = now_micros();
         self.started_at = Some(started_at);
-        // a process that has ended already has no start time to record, and only its end matters
+        // a process that has already ended has no start time to record, and only its end matters
         if let Ok(process) = process {
             let state = StateRecord { version: VERSION, process, started_at };
             self.records.write(STATE, &state).map_err(io::Error::other)?;
@@ -140,7 +148,7 @@ impl Shim {
         Ok(ContainerExit { dropped_lines, ..exit })
     }
 
-    /// Creates a container that reads and writes pipes; what it writes is to be logged.
+    /// Creates a container with pipes for its input and output; its output will be logged.
     fn create_with_pipes(&mut self, attached: &mut Attachers) -> io::Result<Vec<Source>> {
         let (out_reader, out_writer) = std::io::pipe()?;
         let (err_reader, err_writer) = std::io::pipe()?;
@@ -161,7 +169,7 @@ impl Shim {
         Ok(sources)
     }
 
-    /// Creates a container with a terminal of its own, whose master crun hands over.
+    /// Creates a container with a terminal of its own; crun sends the terminal's master side to the shim.
     fn create_with_terminal(&mut self, attached: &mut Attachers) -> io::Result<Vec<Source>> {
         let path = self.bundle.join(CONSOLE);
         let _ = std::fs::remove_file(&path);
@@ -184,7 +192,7 @@ impl Shim {
     /// Runs a step of crun within its limit; the error is crun's own text.
     fn run(&mut self, mut command: Command, step: &str, limit: Duration) -> io::Result<()> {
         let child = process::bound_to_parent(&mut command).spawn();
-        // the container's ends of the pipes are in the command
+        // the command holds the container's ends of the pipes
         drop(command);
         let program = self.order.crun.program.display();
         let child = child.map_err(|error| io::Error::new(error.kind(), format!("run {program}: {error}")))?;
@@ -208,13 +216,13 @@ impl Shim {
         }
     }
 
-    /// The container's first process, as crun left it in its file.
+    /// The container's first process, from the file that crun wrote.
     fn pid(&self) -> io::Result<i32> {
         crun::read_pid(&self.bundle.join(crun::PID_FILE))
     }
 
-    /// Takes all children that have ended out of the process table: crun, the container, and, where the container has no PID
-    /// namespace of its own, what its processes left behind.
+    /// Removes all ended children from the process table: crun, the container, and, where the container has
+    /// no PID namespace of its own, orphans of its processes.
     fn collect(&mut self) {
         while let Ok(Some(_)) = self.signals.read_signal() {}
         while let Some((pid, status)) = process::next_ended_child() {
@@ -222,7 +230,7 @@ impl Shim {
         }
     }
 
-    /// Keeps the log, and serves those who are attached, until the container ends.
+    /// Keeps the log, and serves attached clients, until the container ends.
     fn follow(
         &mut self,
         pid: i32,
@@ -235,12 +243,13 @@ impl Shim {
             if let Some(status) = self.ended.remove(&pid) {
                 return Ok(status);
             }
-            // nobody waits for the others
+            // the results of other children are not needed
             self.ended.clear();
             let now = Instant::now();
             attached.serve(now);
             let takes = log.takes_lines(now) && !attached.is_behind();
-            // what a client does not take at once waits in memory: one reading of each output
+            // output that a client does not take at once is kept in memory: at most one reading of each
+            // stream
             let most = if attached.is_empty() { TURN_BYTES } else { 1 };
             let mut copy = |stream, bytes: &[u8]| attached.take(stream, bytes, now);
             let read: usize = if takes {
@@ -269,11 +278,11 @@ impl Shim {
         }
     }
 
-    /// After the end: ends what the container left, takes the last output, and forgets the container. Returns the lines that the
-    /// log misses.
+    /// After the end: ends the container's remaining processes, takes the last output, and makes crun forget
+    /// the container. Returns the number of lines missing in the log.
     fn wind_up(&mut self, sources: &mut [Source], log: Log, attached: &mut Attachers) -> u64 {
         self.end_all();
-        // bounded by what is read below
+        // the amount is limited by the reads below
         log.lift_limit();
         let (end, attached_end) = (Instant::now() + PATIENCE, Attachers::end_of_patience());
         for source in sources {
@@ -284,12 +293,12 @@ impl Shim {
         dropped
     }
 
-    /// Ends all processes of the container, however long that takes: as long as one is left the container has not ended, and its
-    /// files and volumes are in use.
+    /// Ends all processes of the container, however long that takes: while one is left, the container has not
+    /// ended, and its files and volumes are in use.
     fn end_all(&mut self) {
         let (groups, group) = (self.order.cgroups.clone(), self.order.group.clone());
         let mut left = groups.kill_all(&group).map_err(|error| error.kind());
-        // no group at all has no processes
+        // an invalid group has no processes
         while left.is_err_and(|kind| kind != io::ErrorKind::InvalidInput) {
             self.collect();
             let _ = wait(&mut [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)], KILL_AGAIN);
@@ -303,7 +312,7 @@ impl Shim {
 
     fn forget(&mut self) {
         let delete = self.order.crun.delete(&self.bundle, &self.order.id);
-        // what is left of it then, the agent's removal meets
+        // the agent's removal will handle anything left
         let _ = self.run(delete, "delete", crun::DELETE_WITHIN.min(self.order.crun.limit()));
     }
 
@@ -311,7 +320,7 @@ impl Shim {
         self.order.cgroups.oom_kills(&self.order.group).unwrap_or(0)
     }
 
-    /// The container did not begin, or cannot be followed: ends what there is of it.
+    /// For a container that did not begin, or cannot be followed: ends all its processes.
     fn failed(&mut self, error: &io::Error) -> ContainerExit {
         self.end_all();
         self.forget();
@@ -323,7 +332,8 @@ impl Shim {
     }
 }
 
-/// What is left in the pipe of a container that has ended, as far as the log takes it in time, and clients do.
+/// Reads the remaining output of a container that has ended, as far as the log and the clients take it in
+/// time.
 fn take_rest(source: &mut Source, log: &Log, end: Instant, attached: &mut Attachers, attached_end: Instant) {
     let mut left = LAST_OUTPUT_BYTES;
     while left > 0 {
@@ -349,8 +359,8 @@ fn take_rest(source: &mut Source, log: &Log, end: Instant, attached: &mut Attach
     source.finish(log, Instant::now());
 }
 
-/// An out-of-memory kill of a process beside the first one counts, too: only the first one's end by SIGKILL is an end for want of
-/// memory.
+/// An out-of-memory kill of another process than the first counts as well, but the container ended for lack
+/// of memory only if SIGKILL ended the first one.
 fn exit_of(status: ExitStatus, started_at: i64, some_killed: bool) -> ContainerExit {
     let signal = status.signal();
     let code = status.code().unwrap_or_else(|| 128 + signal.unwrap_or(0));
@@ -400,7 +410,7 @@ mod tests {
         let path = scratch.join("0.log");
         let (log, mut disk) = on_a_pipe(LogOrder { path, max_bytes: 1 << 30, max_files: 1 });
         let (reader, mut writer) = std::io::pipe().unwrap();
-        // twenty times what waits for the log's disk
+        // twenty times the amount that may wait for the log's disk
         writer.write_all(&b"x\n".repeat(30_000)).unwrap();
         drop(writer);
         let taken = std::thread::spawn(move || {
@@ -430,7 +440,7 @@ mod tests {
         };
         check(0, false, (0, None, false));
         check(3 << 8, false, (3, None, false));
-        // a helper process was killed for want of memory, and the first one gave up with code 1
+        // a helper process was killed for lack of memory, and the first one gave up with code 1
         check(1 << 8, true, (1, None, false));
         check(9, false, (137, Some(9), false));
         check(9, true, (137, Some(9), true));

@@ -1,7 +1,8 @@
-//! Sockets in the network of a pod, for who forwards its ports.
+//! Sockets in the network of a pod, for forwarding its ports.
 //!
-//! What always holds: nothing of a pod is entered but its network namespace, by a thread that makes the socket there and ends; a
-//! pod that is not here gives no socket, never one of the machine. Leaves to others: connecting, and what is said.
+//! Always holds: of a pod only its network namespace is entered, by a thread that makes the socket there and
+//! ends; for a pod that does not exist here the call fails, and never returns a socket of the machine's
+//! network. Leaves to others: connecting, and the protocol.
 
 use std::io;
 use std::net::{IpAddr, TcpStream};
@@ -19,11 +20,11 @@ fn places(settings: &Settings) -> Places {
     Places { run: settings.run.clone(), data: settings.data.clone() }
 }
 
-/// A TCP socket of the pod with this UID, for an address of this family; not connected yet, and it never blocks. A pod without a
-/// network of its own has the machine's.
+/// A TCP socket of the pod with this UID, for an address of this family; it is not connected yet, and never
+/// blocks. A pod without a network of its own has the machine's.
 ///
 /// # Errors
-/// The pod is not here, or has no network yet.
+/// The pod does not exist here, or has no network yet.
 pub fn pod_socket(settings: &Settings, uid: &str, peer: IpAddr) -> io::Result<TcpStream> {
     check_name("pod UID", uid).map_err(io::Error::other)?;
     let places = places(settings);
@@ -37,7 +38,7 @@ pub fn pod_socket(settings: &Settings, uid: &str, peer: IpAddr) -> io::Result<Tc
         return make().map(TcpStream::from);
     }
     let namespace = open_regular(&places.pod(uid).join("net"))?;
-    // a socket stays in the namespace that it was made in
+    // a socket stays in the namespace in which it was made
     sandbox::in_thread(|| {
         setns(&namespace, CloneFlags::CLONE_NEWNET)?;
         make()
@@ -45,7 +46,7 @@ pub fn pod_socket(settings: &Settings, uid: &str, peer: IpAddr) -> io::Result<Tc
     .map(TcpStream::from)
 }
 
-/// Whether the pod with this UID is here, with its namespaces.
+/// True if the pod with this UID exists here, with its namespaces.
 #[must_use]
 pub fn has_pod(settings: &Settings, uid: &str) -> bool {
     check_name("pod UID", uid).is_ok() && Records::of(&places(settings).pod(uid)).has(ORDER)
