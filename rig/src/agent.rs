@@ -1,8 +1,8 @@
 //! A `kedge agent` process under a babysitter: one node of a test or of `make try`.
 //!
-//! Owns the node's directory (state, run directory, local configuration, credentials, log) and its process. Always holds: the
-//! process is started, watched and its ends are recorded as `kedge.service` does; several nodes on one machine do not
-//! collide.
+//! Owns the node's directory (state, run directory, local configuration, credentials, log) and its process.
+//! Always holds: the process is started and watched, and its ends are recorded, as `kedge.service` does;
+//! several nodes on one machine do not interfere with each other.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use serde_json::Value;
 use crate::babysitter::{Babysitter, Unit};
 use crate::error::RigError;
 
-/// Longest wait for the first full turn of an agent's main loop, on a machine that compiles at the same time.
+/// Longest wait for the first full turn of an agent's main loop, on a machine that also compiles.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
-/// The file of [`RIG_DROP_IN`]; writing it again replaces that drop-in.
+/// The file name of [`RIG_DROP_IN`]; a test that writes it again replaces that drop-in.
 pub const RIG_DROP_IN_FILE: &str = "10-rig.conf";
 
-/// The drop-in of every node of the rig: no health port, because all nodes would want the same one, and a short Lease, so that
-/// there is a renewal to see every three seconds. How full this machine's disk is must not keep pods away. As a drop-in it also
-/// holds over every pushed configuration.
+/// The drop-in of every node of the rig: no health port, because all nodes would use the same one, and a
+/// short Lease, so that a renewal is visible every three seconds. A full disk of this machine must not keep
+/// pods away. As a drop-in it also overrides every pushed configuration.
 pub const RIG_DROP_IN: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -31,14 +31,14 @@ nodeLeaseDurationSeconds: 12
 evictionHard: {nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%}
 ";
 
-/// How a node differs from the next.
+/// The settings of one node.
 #[derive(Debug, Clone)]
 pub struct AgentOptions {
     /// The `kedge` program.
     pub program: PathBuf,
-    /// More flags for `kedge agent`.
+    /// Additional flags of `kedge agent`.
     pub flags: Vec<OsString>,
-    /// `--crun`; None: the node has no runtime, whatever this machine has.
+    /// `--crun`; `None`: the node has no container runtime, even if this machine has one.
     pub crun: Option<PathBuf>,
     /// `TimeoutStartSec=`
     pub start: Duration,
@@ -50,12 +50,14 @@ pub struct AgentOptions {
     pub abort: Duration,
     /// `RestartSec=`
     pub restart_after: Duration,
-    /// `ExecStopPost=` records each end, as under systemd; a container's restart policy has nothing of the kind.
+    /// True if `ExecStopPost=` records each end, as under systemd; a container's restart policy has no
+    /// equivalent.
     pub records_ends: bool,
 }
 
 impl AgentOptions {
-    /// As under `kedge.service`, but that a stop may take longer: the machine of a test compiles at the same time.
+    /// The limits of `kedge.service`, except that a stop may take longer: the machine of a test also
+    /// compiles.
     pub fn new(program: &Path) -> AgentOptions {
         AgentOptions {
             program: program.to_owned(),
@@ -80,7 +82,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Makes the node's directory `dir` with these credentials and [`RIG_DROP_IN`], and starts nothing yet.
+    /// Makes the node's directory `dir` with these credentials and [`RIG_DROP_IN`]; starts nothing yet.
     pub fn prepare(
         dir: &Path,
         name: &str,
@@ -96,12 +98,12 @@ impl Agent {
         Ok(agent)
     }
 
-    /// `RestartSec=` from the next start on.
+    /// Sets `RestartSec=` from the next start on.
     pub fn restart_after(&mut self, pause: Duration) {
         self.options.restart_after = pause;
     }
 
-    /// Gives it other credentials: an operator replaced the file, while the agent runs or not.
+    /// Replaces its credentials, as an operator replaces the file, whether or not the agent runs.
     pub fn replace_kubeconfig(&self, kubeconfig: &str) -> Result<(), RigError> {
         let path = self.kubeconfig();
         let fresh = path.with_extension("new");
@@ -109,12 +111,13 @@ impl Agent {
         std::fs::rename(&fresh, &path).map_err(RigError::io("replace", &path))
     }
 
-    /// Its name, and its Node's.
+    /// Its name, which is also its Node's.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its machine gets another name, from the next start on; its state stays. The credentials are those of the old one.
+    /// Renames its machine from the next start on; its state stays. The credentials stay those of the old
+    /// name.
     pub fn rename(&mut self, name: &str) {
         name.clone_into(&mut self.name);
     }
@@ -129,7 +132,7 @@ impl Agent {
         self.dir.join("root")
     }
 
-    /// Where it keeps the records of its configuration.
+    /// The directory for records of its configuration.
     pub fn config_dir(&self) -> PathBuf {
         self.root_dir().join("config")
     }
@@ -139,17 +142,17 @@ impl Agent {
         self.dir.join("config.d")
     }
 
-    /// What it wrote to standard error and output, over all its runs.
+    /// Its standard error and output, over all its runs.
     pub fn log(&self) -> PathBuf {
         self.dir.join("log")
     }
 
-    /// The whole log as text, empty if there is none.
+    /// The whole log as text, empty if it does not exist.
     pub fn log_text(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.log()).unwrap_or_default()).into_owned()
     }
 
-    /// Writes a file of its drop-in directory; it holds from the next start.
+    /// Writes a file of its drop-in directory, which takes effect at the next start.
     pub fn write_drop_in(&self, name: &str, content: &str) -> Result<(), RigError> {
         let path = self.drop_in_dir().join(name);
         std::fs::write(&path, content).map_err(RigError::io("write", &path))
@@ -162,7 +165,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Starts it, and waits for nothing.
+    /// Starts it without waiting.
     pub fn launch(&mut self) -> Result<(), RigError> {
         let mut unit = Unit::new(&self.name, self.command());
         unit.record_command = self.options.records_ends.then(|| self.record_command());
@@ -207,7 +210,7 @@ impl Agent {
         ]
     }
 
-    /// Where the marks of a run and the local endpoint are.
+    /// The directory with the marks of a run and the local endpoint.
     pub fn run_dir(&self) -> PathBuf {
         self.dir.join("run")
     }
@@ -215,17 +218,17 @@ impl Agent {
     /// Its supervisor.
     ///
     /// # Panics
-    /// If it was never started, or was cut.
+    /// It was never started, or was cut.
     pub fn babysitter(&self) -> &Babysitter {
         self.babysitter.as_ref().expect("a node is started before its process is used")
     }
 
-    /// Whether it has been started.
+    /// True if it has been started.
     pub fn is_started(&self) -> bool {
         self.babysitter.is_some()
     }
 
-    /// `systemctl stop`, until its end is recorded.
+    /// Like `systemctl stop`; waits until its end is recorded.
     pub fn stop(&mut self) -> Result<(), RigError> {
         match self.babysitter.take() {
             Some(babysitter) => Ok(babysitter.stop_and_wait(READY_LIMIT)?),
@@ -233,12 +236,12 @@ impl Agent {
         }
     }
 
-    /// SIGKILL for the process, and no record of its end: what a plain restart loop leaves.
+    /// Kills the process with SIGKILL, without a record of its end, as a plain restart loop would.
     pub fn cut(&mut self) {
         self.babysitter = None;
     }
 
-    /// `kedge ARGUMENTS` on this node: exit code, standard output, standard error.
+    /// Runs `kedge ARGUMENTS` on this node: exit code, standard output, standard error.
     pub fn kedge(&self, arguments: &[&str]) -> Result<(i32, String, String), RigError> {
         let output = Command::new(&self.options.program)
             .args(arguments)

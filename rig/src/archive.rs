@@ -1,23 +1,24 @@
-//! Archives of layers as bytes, entry by entry, with everything that a tar library would refuse to write.
+//! Archives of layers as bytes, entry by entry, including entries that a tar library would refuse to write.
 //!
-//! Always holds: a header's sum is right, so that a reader looks at the rest. Leaves to others: how it is packed.
+//! Always holds: a header's checksum is right, so that a reader examines the other fields. Leaves to others:
+//! compression.
 
 /// A layer's archive.
 #[derive(Clone, Debug, Default)]
 pub struct Archive(Vec<u8>);
 
-/// What an entry is beside its name and content.
+/// The properties of an entry beside its name and content.
 #[derive(Clone, Copy, Debug)]
 pub struct Meta<'a> {
-    /// Its type, as the header has it.
+    /// The type byte of its header.
     pub kind: u8,
     pub mode: u32,
     pub owner: u32,
-    /// Of a link.
+    /// The target of a link.
     pub target: &'a str,
-    /// Its major and minor number.
+    /// The major and minor number of a device.
     pub device: (u32, u32),
-    /// What the header says; the content's length if not given.
+    /// The size in the header; the content's length if not given.
     pub size: Option<u64>,
 }
 
@@ -28,7 +29,7 @@ impl Default for Meta<'_> {
 }
 
 impl Archive {
-    /// Any entry. Texts that are longer than their field reach into the next one.
+    /// Adds any entry. Texts that are longer than their field overflow into the next one.
     #[must_use]
     pub fn entry(self, name: &str, meta: Meta<'_>, content: &[u8]) -> Self {
         let mut header = [0_u8; 512];
@@ -47,7 +48,7 @@ impl Archive {
         self.block(header, content)
     }
 
-    /// A header as it is, but for its sum, and what follows it.
+    /// Adds a header unchanged except for its checksum, and content.
     #[must_use]
     pub fn block(mut self, mut header: [u8; 512], content: &[u8]) -> Self {
         header[148..156].fill(b' ');

@@ -1,12 +1,14 @@
-//! A process supervisor for machines without systemd: for `make try`, the end-to-end tests, the benchmark and `kedge-babysitter`.
+//! A process supervisor for machines without systemd: for `make try`, the end-to-end tests, the benchmark and
+//! `kedge-babysitter`.
 //!
-//! Owns the processes of one [`Unit`]: starts them, reads their notify socket, kills what is silent or late, runs the command
-//! that records how each run ended, and restarts. One thread does it all; it sleeps until a message, an order, the end of the
-//! process or a time limit, and publishes at once what has changed.
-//! Always holds: at most one process is alive; what a process sent before its end is read before its end; only the main process
-//! is believed (`NotifyAccess=main`); the first failure of a run names its result; a process dies with the thread that
-//! watches it, so a killed test leaves nothing behind.
-//! Not a part of what Kedge promises: devices run `kedge.service` under systemd, and hil-tests shows that on booted images.
+//! Owns the processes of one [`Unit`]: starts them, reads their notify socket, kills a process that is silent
+//! or late, runs the command that records how each run ended, and restarts. A single thread does all that; it
+//! sleeps until a message, an order, the end of the process or a time limit, and publishes changes at once.
+//! Always holds: at most one process is alive; messages that a process sent before its end are read before
+//! its end is handled; only messages of the main process count (`NotifyAccess=main`); the first failure of a
+//! run determines its result; a process dies with the thread that watches it, so a killed test leaves nothing
+//! behind. It is not part of the product: devices run `kedge.service` under systemd, which hil-tests tests on
+//! booted images.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -36,19 +38,20 @@ use crate::error::RigError;
 
 /// systemd's own limit for one notify message (PIPE_BUF).
 const DATAGRAM_BYTES: usize = 4096;
-/// Ends kept in memory. A crash loop of days must not fill it.
+/// Most ends kept in memory. A crash loop of days must not exhaust it.
 const ENDS_KEPT: usize = 1000;
-/// How often a recording command that still runs is looked at.
+/// Interval of checks of a recording command that still runs.
 const RECORDER_POLL: Duration = Duration::from_millis(1);
 /// systemd's EXIT_EXEC: the process could not be started.
 const NOT_STARTED: i32 = 203;
-/// How the main process is started. `$$` stays its process id over `exec`, which is how WATCHDOG_PID can name it. PDEATHSIG is
-/// set by `setpriv` (util-linux, on every Debian) because doing it here would need unsafe code.
+/// Shell script that starts the main process. `$$` stays its process id over `exec`, so WATCHDOG_PID can
+/// contain it. PDEATHSIG is set by `setpriv` (util-linux, on every Debian), because setting it in this
+/// program would need unsafe code.
 const LAUNCH: &str =
     r#"[ -z "$WATCHDOG_USEC" ] || export WATCHDOG_PID=$$; exec setpriv --pdeathsig KILL -- "$@""#;
-/// What a process inherits when [`Unit::inherit_environment`] is off, as under systemd.
+/// The variables that a process inherits when [`Unit::inherit_environment`] is off, as under systemd.
 const KEPT_VARIABLES: [&str; 3] = ["PATH", "HOME", "LANG"];
-/// What stands in our own environment (we may be supervised ourselves) is about us, not about the child.
+/// Variables of our own environment (we may be supervised ourselves) that must not be passed to the child.
 const OWN_VARIABLES: [&str; 5] =
     ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RUNTIME_DIRECTORY", "STATE_DIRECTORY"];
 
@@ -67,7 +70,7 @@ pub struct Limits {
     pub restart_after: Duration,
 }
 
-/// What to run and how: the part of a unit file that is understood here.
+/// The program and its settings: the part of a unit file that is supported here.
 #[derive(Debug, Clone)]
 pub struct Unit {
     /// For messages and the log.
@@ -78,13 +81,14 @@ pub struct Unit {
     pub record_command: Option<Vec<OsString>>,
     /// `Environment=`
     pub environment: Vec<(OsString, OsString)>,
-    /// Whether our own environment is handed on. Under systemd it is not.
+    /// True if the process inherits our own environment. Under systemd it does not.
     pub inherit_environment: bool,
-    /// Becomes `$RUNTIME_DIRECTORY`; created if missing, and kept over restarts (`RuntimeDirectoryPreserve=yes`).
+    /// Becomes `$RUNTIME_DIRECTORY`; created if missing, and kept across restarts
+    /// (`RuntimeDirectoryPreserve=yes`).
     pub run_dir: Option<PathBuf>,
     /// Becomes `$STATE_DIRECTORY`; created if missing.
     pub state_dir: Option<PathBuf>,
-    /// Standard output and error are appended to this file. `None`: they are ours.
+    /// Standard output and error are appended to this file. `None`: it inherits ours.
     pub log: Option<PathBuf>,
     /// `Restart=`: always, or no.
     pub restart: bool,
@@ -120,7 +124,7 @@ impl Unit {
         OpenOptions::new().create(true).append(true).open(path).map(Some)
     }
 
-    /// The environment and the streams of a process of this unit.
+    /// Sets the environment and the streams of a process of this unit.
     fn prepare(&self, command: &mut Command) -> io::Result<()> {
         if !self.inherit_environment {
             command.env_clear();
@@ -135,7 +139,7 @@ impl Unit {
             }
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        // its own group: Ctrl-C in the terminal is for us, and we stop our children in order
+        // its own group: Ctrl-C in the terminal is meant for us, and we stop our children properly
         command.process_group(0).stdin(Stdio::null());
         if let Some(log) = self.open_log()? {
             command.stderr(log.try_clone()?).stdout(log);
@@ -148,9 +152,9 @@ impl Unit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServiceResult {
     Success,
-    /// Ended well, but without ever sending `READY=1`.
+    /// It succeeded, but never sent `READY=1`.
     Protocol,
-    /// A start or stop time limit passed.
+    /// A start or stop time limit was exceeded.
     Timeout,
     ExitCode,
     Signal,
@@ -159,7 +163,7 @@ pub enum ServiceResult {
 }
 
 impl ServiceResult {
-    /// The text systemd puts into `$SERVICE_RESULT`.
+    /// The value that systemd puts into `$SERVICE_RESULT`.
     pub fn as_str(self) -> &'static str {
         match self {
             ServiceResult::Success => "success",
@@ -174,7 +178,8 @@ impl ServiceResult {
 
     fn of(exit: ExitStatus) -> ServiceResult {
         match (exit.code(), exit.signal()) {
-            // SIGHUP, SIGINT, SIGTERM and SIGPIPE are clean ends of a service (systemd.service(5), SuccessExitStatus=)
+            // SIGHUP, SIGINT, SIGTERM and SIGPIPE are clean ends of a service (systemd.service(5),
+            // SuccessExitStatus=)
             (Some(0), _) | (None, Some(1 | 2 | 13 | 15)) => ServiceResult::Success,
             (Some(_), _) => ServiceResult::ExitCode,
             (None, _) if exit.core_dumped() => ServiceResult::CoreDump,
@@ -190,18 +195,18 @@ fn exit_words(exit: ExitStatus) -> (&'static str, String) {
     (if exit.core_dumped() { "dumped" } else { "killed" }, name.unwrap_or_else(|_| signal.to_string()))
 }
 
-/// One run that is over.
+/// A finished run.
 #[derive(Debug, Clone)]
 pub struct Ended {
-    /// Which run, counted from 1.
+    /// The number of the run, counted from 1.
     pub run: u64,
     pub result: ServiceResult,
     pub exit: ExitStatus,
     /// From the start of the process to its end.
     pub ran: Duration,
-    /// Whether the recording command ended with code 0; also if there is none.
+    /// True if the recording command ended with code 0, or is not set.
     pub is_recorded: bool,
-    /// The process replaced its program in place (`RELOADING=1`) and goes on as the next run.
+    /// True if the process replaced its program in place (`RELOADING=1`) and continues as the next run.
     pub is_replaced: bool,
 }
 
@@ -213,21 +218,21 @@ impl std::fmt::Display for Ended {
     }
 }
 
-/// Where a service is.
+/// The state of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Not running, and not ordered to run.
     Stopped,
-    /// Waiting for the pause before the next start to end.
+    /// Waiting for the pause before the next start.
     Pause,
     /// Running, no `READY=1` yet.
     Starting,
     /// Running and ready.
     Running,
-    /// It replaces itself in place: `RELOADING=1` came, and no `READY=1` yet. No limit but the watchdog's holds, as under
-    /// systemd.
+    /// It replaces itself in place: it sent `RELOADING=1`, and no `READY=1` yet. Only the watchdog's limit
+    /// applies, as under systemd.
     Reloading,
-    /// Asked to end, by SIGTERM, by SIGABRT, or by itself (`STOPPING=1`).
+    /// Ending, because of SIGTERM, SIGABRT, or its own decision (`STOPPING=1`).
     Stopping,
     /// SIGKILL was sent.
     Killing,
@@ -235,26 +240,27 @@ pub enum Phase {
     Recording,
 }
 
-/// What is known about a unit at one moment.
+/// The state of a unit at one moment.
 #[derive(Debug, Clone)]
 pub struct State {
     pub phase: Phase,
     /// The main process, while there is one.
     pub pid: Option<i32>,
-    /// Runs so far: starts of a process, and replacements in place.
+    /// Number of runs so far: starts of a process, and replacements in place.
     pub runs: u64,
-    /// `WATCHDOG=1` messages so far.
+    /// Number of `WATCHDOG=1` messages so far.
     pub pings: u64,
-    /// Processes that SIGKILL does not end: they wait in the kernel, for a disk. As under systemd, the unit goes on without them.
+    /// Number of processes that SIGKILL does not end: they wait in the kernel, for a disk. As under systemd,
+    /// the unit continues without them.
     pub stuck: usize,
     /// The last `STATUS=` of this run.
     pub status: String,
-    /// Runs that are over, oldest first; at most 1000.
+    /// Finished runs, oldest first; at most 1000.
     pub ends: VecDeque<Ended>,
 }
 
 impl State {
-    /// Whether the process that runs now has sent `READY=1`.
+    /// True if the present process has sent `READY=1`.
     pub fn is_ready(&self) -> bool {
         self.phase == Phase::Running
     }
@@ -284,10 +290,11 @@ impl Shared {
     }
 }
 
-/// A running supervisor of one unit. Dropping it kills the process at once, without a record; [`Babysitter::stop`] does it in order.
+/// A running supervisor of one unit. Dropping it kills the process at once, without a record;
+/// [`Babysitter::stop`] stops it properly.
 pub struct Babysitter {
     name: String,
-    // taken away to end the thread
+    // taken out to end the thread
     orders: Option<Sender<Order>>,
     waker: Waker,
     shared: Arc<Shared>,
@@ -349,7 +356,7 @@ impl Babysitter {
     }
 
     fn order(&self, order: Order) {
-        // fails only once the thread has ended: then there is no process to give orders to
+        // fails only once the thread has ended: then no process is left that could receive orders
         let _ = self.orders.as_ref().map(|orders| orders.send(order));
         self.waker.wake();
     }
@@ -359,7 +366,8 @@ impl Babysitter {
         self.order(Order::Start);
     }
 
-    /// `systemctl stop`: SIGTERM, SIGKILL at the stop time limit, the record, no restart. Returns at once.
+    /// Like `systemctl stop`: SIGTERM, SIGKILL at the stop time limit, the record, no restart. Returns at
+    /// once.
     pub fn stop(&self) {
         self.order(Order::Stop);
     }
@@ -367,7 +375,7 @@ impl Babysitter {
     /// Stops it and waits until it has stopped and its end is recorded.
     ///
     /// # Errors
-    /// It has not within the limit.
+    /// It did not stop within the limit.
     pub fn stop_and_wait(&self, limit: Duration) -> Result<(), RigError> {
         self.stop();
         self.wait_until("its stop", limit, |state| state.phase == Phase::Stopped).map(|_| ())
@@ -378,12 +386,12 @@ impl Babysitter {
         self.order(Order::Signal(signal));
     }
 
-    /// What is known now.
+    /// The present state.
     pub fn state(&self) -> State {
         self.shared.lock().clone()
     }
 
-    /// Waits until `is_so` holds, and returns the state in which it did.
+    /// Waits until `is_so` returns true, and returns that state.
     ///
     /// # Errors
     /// It did not within the limit.
@@ -409,15 +417,15 @@ impl Babysitter {
     /// Waits until the process sends `READY=1` (at once, if it has).
     ///
     /// # Errors
-    /// It has not within the limit.
+    /// It did not within the limit.
     pub fn wait_ready(&self, limit: Duration) -> Result<State, RigError> {
         self.wait_until("READY=1", limit, State::is_ready)
     }
 
-    /// Waits until `count` runs are over, and returns them.
+    /// Waits until `count` runs have finished, and returns them.
     ///
     /// # Errors
-    /// They are not within the limit.
+    /// They did not within the limit.
     pub fn wait_ends(&self, count: usize, limit: Duration) -> Result<Vec<Ended>, RigError> {
         let awaited = format!("{count} ended runs");
         self.wait_until(&awaited, limit, |state| state.ends.len() >= count).map(|state| state.ends.into())
@@ -429,7 +437,7 @@ impl Drop for Babysitter {
         self.orders = None;
         self.waker.wake();
         if let Some(thread) = self.thread.take() {
-            // a panic of that thread has been printed; there is nothing left to save
+            // the panic of that thread has been printed; nothing else can be done
             let _ = thread.join();
         }
     }
@@ -439,15 +447,16 @@ fn bind_notify_socket() -> io::Result<(UnixDatagram, PathBuf)> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     loop {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        // in the temporary directory, not in the run directory: a socket's path may have 107 bytes only; and a file, not an
-        // abstract name, because not every notify client knows those
+        // in the temporary directory, not in the run directory: a socket's path is limited to 107 bytes; and
+        // a file, not an abstract name, because not every notify client supports those
         let path = std::env::temp_dir().join(format!("kedge-notify-{}-{count}", std::process::id()));
         match UnixDatagram::bind(&path) {
             Ok(socket) => {
                 setsockopt(&socket, sockopt::PassCred, &true)?;
                 return Ok((socket, path));
             }
-            // of an earlier process with our id, or of one that has it now, in a PID namespace of its own: not ours to remove
+            // a leftover of an earlier process with our id, or one of a live process with our id in another
+            // PID namespace: not ours to remove
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(error),
         }
@@ -466,11 +475,12 @@ impl Waker {
     }
 
     fn wake(&self) {
-        // fails only once the thread has ended; waits while the socket's queue is full, so that no end is missed
+        // fails only once the thread has ended; waits while the socket's queue is full, so that no end is
+        // missed
         let _ = self.0.send(&[]);
     }
 
-    /// Wakes when the process ends, which stays to be reaped.
+    /// Wakes when the process ends; does not reap it.
     fn wake_at_end_of(self, pid: i32) -> io::Result<()> {
         let ends = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
         let wait = move || {
@@ -487,7 +497,7 @@ struct Main {
     since: Instant,
 }
 
-/// The thread's side.
+/// The state of the thread.
 struct Supervisor {
     unit: Unit,
     socket: UnixDatagram,
@@ -501,7 +511,7 @@ struct Supervisor {
     /// When the limit of the current phase ends.
     until: Option<Instant>,
     watchdog_until: Option<Instant>,
-    /// Of the current run.
+    /// The result of the current run.
     result: ServiceResult,
     is_wanted: bool,
 }
@@ -530,7 +540,8 @@ impl Supervisor {
                 }
             }
             let first = self.wait_for_message();
-            // before the other messages are read: so all that an ended process sent is read before its end is handled
+            // checked before the other messages are read: so all messages of an ended process are read before
+            // its end is handled
             let exit = self.main.as_mut().and_then(|main| main.child.try_wait().ok().flatten());
             let mut next = first;
             while let Some(text) = next {
@@ -545,7 +556,8 @@ impl Supervisor {
         }
     }
 
-    /// Changes what others see, with the current phase and process, and wakes those who wait for it.
+    /// Changes the published state, together with the current phase and process, and wakes the threads that
+    /// wait for it.
     fn publish(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.shared.lock();
         state.phase = self.phase;
@@ -566,7 +578,8 @@ impl Supervisor {
         self.publish(change);
     }
 
-    /// The first failure of a run is its result; what follows (the SIGKILL after a time limit) does not change it.
+    /// The first failure of a run is its result; later ones (the SIGKILL after a time limit) do not change
+    /// it.
     fn blame(&mut self, result: ServiceResult) {
         if self.result == ServiceResult::Success {
             self.result = result;
@@ -611,7 +624,7 @@ impl Supervisor {
     }
 
     fn signal(&self, signal: Signal) {
-        // not reaped yet, so the process id is still its own
+        // not reaped yet, so its process id has not passed to another process
         let _ = self.main.as_ref().map(|main| kill(Pid::from_raw(main.pid), signal));
     }
 
@@ -620,7 +633,7 @@ impl Supervisor {
         match self.phase {
             Phase::Pause => self.enter(Phase::Stopped, None),
             Phase::Starting | Phase::Running | Phase::Reloading => self.terminate(),
-            // it already stops by itself: as with `systemctl stop`, SIGTERM still comes
+            // it already stops by itself: as with `systemctl stop`, it still gets SIGTERM
             Phase::Stopping => self.signal(Signal::SIGTERM),
             Phase::Stopped | Phase::Killing | Phase::Recording => {}
         }
@@ -631,7 +644,8 @@ impl Supervisor {
         self.signal(Signal::SIGTERM);
     }
 
-    /// One line of a message of the main process (sd_notify(3)). Unknown ones are ignored, as systemd does.
+    /// Handles one line of a message of the main process (sd_notify(3)). Unknown ones are ignored, as systemd
+    /// does.
     fn notice(&mut self, line: &str) {
         let watchdog = self.unit.limits.watchdog.map(|period| Instant::now() + period);
         match line.split_once('=') {
@@ -651,7 +665,7 @@ impl Supervisor {
             }
             Some(("EXTEND_TIMEOUT_USEC", micros)) => {
                 let by = Duration::from_micros(micros.parse().unwrap_or(0));
-                // only ever later: extending by less than what is left changes nothing
+                // only ever to later: extending by less than the remaining time changes nothing
                 for limit in [&mut self.until, &mut self.watchdog_until].into_iter().flatten() {
                     *limit = (*limit).max(Instant::now() + by);
                 }
@@ -700,7 +714,7 @@ impl Supervisor {
         }
     }
 
-    /// One run is over and the next begins, in the same process. The watchdog goes on.
+    /// One run ends and the next begins, in the same process. The watchdog continues.
     fn replaced(&mut self) {
         let ran = self
             .main
@@ -772,12 +786,12 @@ impl Supervisor {
         if left.is_some_and(|left| left.is_zero()) {
             return self.receive(MsgFlags::MSG_DONTWAIT);
         }
-        // it fails only on a time of zero
+        // fails only for a time of zero
         let _ = self.socket.set_read_timeout(left);
         self.receive(MsgFlags::empty())
     }
 
-    /// The next message of the main process; an empty one instead of others'.
+    /// The next message of the main process; an empty one in place of a message of others.
     fn receive(&self, flags: MsgFlags) -> Option<String> {
         let mut buffer = [0_u8; DATAGRAM_BYTES];
         let mut control = nix::cmsg_space!(UnixCredentials);
@@ -785,7 +799,7 @@ impl Supervisor {
         let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
         let message =
             recvmsg::<UnixAddr>(self.socket.as_raw_fd(), &mut parts, Some(&mut control), flags).ok()?;
-        // the sender's process id, as the kernel attests it
+        // the sender's process id, as attested by the kernel
         let sender = message.cmsgs().ok()?.find_map(|part| match part {
             ControlMessageOwned::ScmCredentials(credentials) => Some(credentials.pid()),
             _ => None,

@@ -1,7 +1,7 @@
 //! `kedge-babysitter`: runs the agent on a machine without systemd as `kedge.service` would.
 //!
-//! Owns the command line; the work is [`kedge_rig::babysitter`]'s. Ends when it is asked to (SIGTERM, SIGINT), after the service
-//! has been stopped and its end recorded.
+//! Owns the command line; the work is [`kedge_rig::babysitter`]'s. Ends on a signal (SIGTERM, SIGINT), after
+//! the service was stopped and its end recorded.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

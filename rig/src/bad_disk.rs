@@ -1,7 +1,9 @@
-//! A program whose disk misbehaves on demand: full, read-only, failing, or stalled, for files below one directory.
+//! A program whose disk misbehaves on demand: full, read-only, failing, or stalled, for files below one
+//! directory.
 //!
-//! The program is the real one; a library preloaded into it fails its calls as the kernel would. What fails is changed while it runs,
-//! and stays when it is started again. Always holds: files elsewhere, and the test's own calls, are not touched.
+//! The program is the real one; a library preloaded into it fails its calls as the kernel would. The faults
+//! can be changed while the program runs, and persist when it is started again. Always holds: files
+//! elsewhere, and the test's own calls, are not affected.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -36,7 +38,8 @@ pub struct BadDisk {
 }
 
 impl BadDisk {
-    /// A healthy disk for `program`'s files below `data`. The library and its control file are made in `directory`.
+    /// A healthy disk for `program`'s files below `data`. The library and its control file are made in
+    /// `directory`.
     ///
     /// # Errors
     /// No C compiler, or the directory cannot be written.
@@ -60,53 +63,53 @@ impl BadDisk {
         Ok(disk)
     }
 
-    /// Run this in place of the program.
+    /// The program to run in place of the real one.
     pub fn program(&self) -> &Path {
         &self.program
     }
 
-    /// Files may grow by so many bytes from now on, `None`: as they like.
+    /// Limits the growth of files to this many bytes from now on; `None`: no limit.
     pub fn leave_room(&self, bytes: Option<u32>) {
         self.set(Field::Room, bytes.map_or(-1, i64::from));
     }
 
-    /// What is left of it.
+    /// The bytes that are left.
     pub fn room(&self) -> i64 {
         self.get(Field::Room)
     }
 
-    /// Every change fails with EROFS.
+    /// Makes every change fail with EROFS.
     pub fn read_only(&self, is: bool) {
         self.set(Field::ReadOnly, i64::from(is));
     }
 
-    /// Every write fails with EIO.
+    /// Makes every write fail with EIO.
     pub fn fail_writes(&self, is: bool) {
         self.set(Field::FailWrites, i64::from(is));
     }
 
-    /// Of so many reads one fails with EIO; 0: none.
+    /// Makes one in `of` reads fail with EIO; 0: none.
     pub fn fail_reads(&self, of: u32) {
         self.set(Field::Reads, 0);
         self.set(Field::FailReads, i64::from(of));
     }
 
-    /// The next `count` syncs fail with EIO, `None`: all.
+    /// Makes the next `count` syncs fail with EIO; `None`: all.
     pub fn fail_syncs(&self, count: Option<u32>) {
         self.set(Field::FailSyncs, count.map_or(-1, i64::from));
     }
 
-    /// Syncs do not return while this is set.
+    /// Makes syncs hang while this is set.
     pub fn hang_syncs(&self, is: bool) {
         self.set(Field::HangSyncs, i64::from(is));
     }
 
-    /// Syncs that do not return now.
+    /// The number of hanging syncs.
     pub fn hanging(&self) -> i64 {
         self.get(Field::Hanging)
     }
 
-    /// Calls that have failed because of this disk.
+    /// The number of calls that failed because of this disk.
     pub fn refused(&self) -> i64 {
         self.get(Field::Refused)
     }

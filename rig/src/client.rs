@@ -1,7 +1,8 @@
 //! A small HTTPS client for tests and measurements of a hub: one kept-alive connection, blocking, no retries.
 //!
-//! Always holds: the hub's certificate is verified. Bytes leave as the caller gives them, so a test can send requests that a proper
-//! client would not. It reads only what the hub is known to answer: HTTP/1.1 with a length or in chunks.
+//! Always holds: the hub's certificate is verified. Bytes are sent exactly as the caller gives them, so a
+//! test can send requests that a proper client would not. It can only read the forms of answers that the hub
+//! uses: HTTP/1.1 with a length or in chunks.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
@@ -26,13 +27,13 @@ const ANSWER_BYTES: usize = 16 * 1024 * 1024;
 const NARROW_BYTES: usize = 8 * 1024;
 const NARROW_SEGMENT: u32 = 1200;
 
-/// Who we are and where the hub is.
+/// A client's credentials and the hub's address.
 #[derive(Clone)]
 pub struct Identity {
     address: SocketAddr,
-    /// Where its connections come from; None: the system chooses.
+    /// The source address of its connections; `None`: the system chooses.
     source: Option<Ipv4Addr>,
-    /// Whether its connections take little at a time.
+    /// True if its connections accept little data at a time.
     is_narrow: bool,
     config: Arc<ClientConfig>,
 }
@@ -40,13 +41,13 @@ pub struct Identity {
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
-    /// Status line and headers as they came.
+    /// Status line and headers, unchanged.
     pub head: String,
     pub body: Vec<u8>,
 }
 
 impl Answer {
-    /// Every value of a header.
+    /// All values of a header.
     pub fn header<'a>(&'a self, name: &'a str) -> Vec<&'a str> {
         values(&self.head, name).collect()
     }
@@ -62,7 +63,7 @@ fn invalid(why: impl Into<String>) -> io::Error {
 }
 
 impl Identity {
-    /// From the text of a kubeconfig as the hub writes it.
+    /// Reads the text of a kubeconfig that the hub wrote.
     pub fn read(kubeconfig: &str) -> io::Result<Identity> {
         let field = |name: &str| {
             kubeconfig
@@ -91,18 +92,19 @@ impl Identity {
         Ok(Identity { address: address_of(url)?, ..self })
     }
 
-    /// The same identity, whose connections come from this address: nodes of a fleet do not share one.
+    /// The same identity, connecting from this address: nodes of a fleet do not share one.
     pub fn from_address(self, source: Ipv4Addr) -> Identity {
         Identity { source: Some(source), ..self }
     }
 
-    /// The same identity, whose connections take as little at a time as those over a slow link: what it does not read waits in the hub, and
-    /// not in this machine's buffers, which over the loopback hold megabytes.
+    /// The same identity, with connections that accept as little data at a time as over a slow link: unread
+    /// bytes then wait in the hub, and not in this machine's buffers, which hold megabytes on the loopback
+    /// interface.
     pub fn over_narrow_link(self) -> Identity {
         Identity { source: self.source.or(Some(Ipv4Addr::LOCALHOST)), is_narrow: true, ..self }
     }
 
-    /// Trusts the authority and has no certificate of its own.
+    /// An identity that trusts the authority and has no certificate.
     pub fn anonymous(authority: &[u8], url: &str) -> io::Result<Identity> {
         let config = Arc::new(trusting(authority)?.with_no_client_auth());
         Ok(Identity { address: address_of(url)?, source: None, is_narrow: false, config })
@@ -113,7 +115,7 @@ impl Identity {
         self.address
     }
 
-    /// Opens a connection that begins no handshake.
+    /// Opens a connection without a handshake.
     pub fn dial(&self) -> io::Result<TcpStream> {
         match (self.source, self.address) {
             (Some(source), SocketAddr::V4(address)) => connected_from(source, address, self.is_narrow),
@@ -121,7 +123,7 @@ impl Identity {
         }
     }
 
-    /// Opens a connection; the handshake comes with the first request.
+    /// Opens a connection; the handshake follows with the first request.
     pub fn connect(&self) -> io::Result<Connection> {
         let socket = self.dial()?;
         socket.set_nodelay(true)?;
@@ -131,7 +133,8 @@ impl Identity {
         Ok(Connection { host: self.address, stream: BufReader::new(StreamOwned::new(session, socket)) })
     }
 
-    /// Watches a collection on a thread of its own; gives every event with the moment it came. Ends with the connection.
+    /// Watches a collection on a thread of its own; sends each event with the time of its arrival. Ends with
+    /// the connection.
     pub fn watch(&self, path: &str) -> io::Result<Receiver<(Instant, Value)>> {
         let mut events = match self.events(&format!("{path}?watch=true"))? {
             Ok(events) => events,
@@ -157,7 +160,7 @@ impl Identity {
         if status != 200 {
             return Ok(Err(status));
         }
-        // a watch that ends at once may be answered whole
+        // a watch that ends at once may be answered with a length
         let length = values(&head, "content-length").next().and_then(|length| length.parse::<usize>().ok());
         let mut pending = vec![0; length.unwrap_or(0).min(ANSWER_BYTES)];
         connection.stream.read_exact(&mut pending)?;
@@ -170,7 +173,7 @@ fn connected_from(source: Ipv4Addr, address: SocketAddrV4, is_narrow: bool) -> i
     let socket = socket::socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     if is_narrow {
         socket::setsockopt(&socket, sockopt::RcvBuf, &NARROW_BYTES)?;
-        // the buffer that the other side's kernel begins with follows from it
+        // this also determines the initial buffer of the other side's kernel
         socket::setsockopt(&socket, sockopt::TcpMaxSeg, &NARROW_SEGMENT)?;
     }
     socket::bind(socket.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(source, 0)))?;
@@ -198,9 +201,9 @@ fn address_of(url: &str) -> io::Result<SocketAddr> {
 pub struct Events {
     connection: Connection,
     pending: Vec<u8>,
-    /// Nothing comes after what is pending.
+    /// True if nothing follows the pending bytes.
     whole: bool,
-    /// When the bytes of the newest event came.
+    /// The arrival time of the newest event.
     arrived: Instant,
 }
 
@@ -238,7 +241,8 @@ impl Connection {
         self.answer()
     }
 
-    /// The connection stays open, and nothing is kept of its session: what it takes is the hub's.
+    /// Keeps the connection open, but frees the state of its session, so that only the hub's memory for it is
+    /// measured.
     pub fn into_socket(self) -> TcpStream {
         self.stream.into_inner().into_parts().1
     }
@@ -262,14 +266,14 @@ impl Connection {
         Ok(Answer { status, head, body })
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes unchanged.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let stream = self.stream.get_mut();
         stream.write_all(bytes)?;
         stream.flush()
     }
 
-    /// Everything up to these bytes, and them.
+    /// Reads up to and including these bytes.
     pub fn read_until(&mut self, end: &[u8]) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         while !bytes.ends_with(end) {
@@ -283,14 +287,14 @@ impl Connection {
         Ok(bytes)
     }
 
-    /// Everything up to the connection's end, with or without TLS's own.
+    /// Reads to the connection's end, with or without TLS's own end.
     pub fn read_to_end(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let _ = self.stream.read_to_end(&mut bytes);
         bytes
     }
 
-    /// The same; an error unless the status is 2xx.
+    /// As [`request`](Self::request) with a JSON body; an error unless the status is 2xx.
     pub fn accepted(&mut self, method: &str, path: &str, headers: &str, body: &Value) -> io::Result<Value> {
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         let answer = self.request(method, path, headers, &body)?;

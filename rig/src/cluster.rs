@@ -1,7 +1,7 @@
-//! A hub, its nodes, and the view of them: what `make try` and the end-to-end tests share.
+//! A hub, its nodes, and the view of them, for `make try` and the end-to-end tests.
 //!
-//! Owns a scratch directory with everything in it. Always holds: changes go through kubectl, and what is waited for is what the
-//! API says; the processes end before their directory is removed.
+//! Owns a scratch directory with everything in it. Always holds: changes are made with kubectl, and waits
+//! depend only on the API; the processes end before their directory is removed.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use crate::kubectl::Kubectl;
 use crate::scratch::Scratch;
 use crate::view::{View, World};
 
-/// How long anything may take beyond what it must, on a slow and busy machine.
+/// Longest additional time of any act, on a slow and busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The first two lines of every payload.
 pub const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
-/// Where a node is to take its configuration from, as it stands in `spec.configSource`.
+/// The source of a node's configuration, as in `spec.configSource`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Source {
     /// One object by its UID, in namespace default; an edit in place is not followed.
@@ -31,12 +31,12 @@ pub enum Source {
         /// Its UID.
         uid: String,
     },
-    /// Whatever the ConfigMap of this name in namespace default holds.
+    /// The present content of the ConfigMap of this name in namespace default.
     Following {
         /// The ConfigMap's name.
         name: String,
     },
-    /// Nothing: the node's local configuration.
+    /// None: the node's local configuration.
     Nil,
     /// Anything else.
     Raw(Value),
@@ -57,20 +57,21 @@ impl Source {
         }
     }
 
-    /// The arguments of the kubectl command that assigns it to a node that has no source of the other form.
+    /// The arguments of the kubectl command that assigns it to a node whose source does not have the other
+    /// form.
     pub fn assign_arguments(&self, node: &str) -> Vec<String> {
         let patch = json!({"spec": {"configSource": self.to_value()}});
         ["patch", "node", node, "-p", &patch.to_string()].map(str::to_owned).to_vec()
     }
 }
 
-/// Sets a node's `spec.configSource`, whatever it was.
+/// Sets a node's `spec.configSource`, whatever it was before.
 ///
 /// # Errors
 /// kubectl fails.
 pub fn assign(kubectl: &Kubectl, node: &str, source: &Source) -> Result<(), RigError> {
     let mut value = source.to_value();
-    // a patch keeps what it does not name: the other form must be taken away by name
+    // a patch keeps fields that it does not contain, so the other form must be removed explicitly
     if let Some(fields) = value.as_object_mut() {
         for form in ["configMap", "configMapRef"] {
             fields.entry(form).or_insert(Value::Null);
@@ -105,7 +106,7 @@ pub fn borrowed(arguments: &[String]) -> Vec<&str> {
 
 /// A hub and nodes.
 pub struct Cluster {
-    // in this order: what is dropped first ends first
+    // in this order, because the first one is dropped first
     view: View,
     agents: Vec<Agent>,
     hub: Hub,
@@ -150,7 +151,7 @@ impl Cluster {
     /// A node by name.
     ///
     /// # Panics
-    /// If no agent has this name, which the caller chose itself.
+    /// No agent has this name, which the caller chose itself.
     pub fn agent(&self, name: &str) -> &Agent {
         self.agents.iter().find(|agent| agent.name() == name).expect("the node was added")
     }
@@ -158,7 +159,7 @@ impl Cluster {
     /// The same, to start and stop it.
     ///
     /// # Panics
-    /// If no agent has this name, which the caller chose itself.
+    /// No agent has this name, which the caller chose itself.
     pub fn agent_mut(&mut self, name: &str) -> &mut Agent {
         self.agents.iter_mut().find(|agent| agent.name() == name).expect("the node was added")
     }
@@ -178,7 +179,7 @@ impl Cluster {
         &mut self.hub
     }
 
-    /// What the API says.
+    /// The view of the API.
     pub fn view(&self) -> &View {
         &self.view
     }
@@ -188,7 +189,7 @@ impl Cluster {
         self.hub.kubectl()
     }
 
-    /// The directory everything is in.
+    /// The directory that contains everything.
     pub fn scratch(&mut self) -> &mut Scratch {
         &mut self.scratch
     }
@@ -205,7 +206,7 @@ impl Cluster {
         uid_of(self.kubectl(), name)
     }
 
-    /// Makes a ConfigMap whose key `kubelet` holds the payload, and returns its UID.
+    /// Makes a ConfigMap with the payload in the key `kubelet`, and returns its UID.
     pub fn create_config(&self, name: &str, payload: &str) -> Result<String, RigError> {
         let path = self.payload_file(name, payload)?;
         self.kubectl().run(&borrowed(&create_arguments(name, &[("kubelet", &path)])))?;
@@ -218,7 +219,7 @@ impl Cluster {
         self.kubectl().run(&["patch", "configmap", name, "--type=merge", "-p", &patch]).map(|_| ())
     }
 
-    /// Sets a node's `spec.configSource`, whatever it was.
+    /// Sets a node's `spec.configSource`, whatever it was before.
     pub fn assign(&self, node: &str, source: &Source) -> Result<(), RigError> {
         assign(self.kubectl(), node, source)
     }
@@ -228,12 +229,12 @@ impl Cluster {
         self.view.wait_for(awaited, PATIENCE, is_so)
     }
 
-    /// Stops the agents; containers go on.
+    /// Stops the agents; containers continue to run.
     pub fn stop_agents(&mut self) -> Result<(), RigError> {
         self.agents.iter_mut().try_for_each(Agent::stop)
     }
 
-    /// Stops all processes in order.
+    /// Stops all processes properly.
     pub fn close(mut self) -> Result<(), RigError> {
         self.stop_agents()?;
         self.hub.stop()

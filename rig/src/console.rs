@@ -1,18 +1,20 @@
-//! Output of `make try` and of stories: lines for a pipe, colour and one line that is rewritten for a terminal.
+//! Output of `make try` and of stories: lines for a pipe, colour and one line that is rewritten for a
+//! terminal.
 //!
-//! Owns standard output. Always holds: nothing but text and line ends goes to anything that is not a terminal.
+//! Owns standard output. Always holds: nothing but text and line ends goes to anything that is not a
+//! terminal.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// What a line means.
+/// The meaning of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
-    /// As it should be.
+    /// Success.
     Good,
-    /// A failure, also one that is expected.
+    /// A failure, including an expected one.
     Bad,
-    /// In between.
+    /// In progress.
     Open,
     /// A command, as the user could type it.
     Command,
@@ -37,7 +39,7 @@ impl Console {
         }
     }
 
-    /// Whether a person watches.
+    /// True if a person watches.
     pub fn is_terminal(&self) -> bool {
         self.is_terminal
     }
@@ -60,14 +62,15 @@ impl Console {
         self.print(&format!("  {time}  {}", paint(self.is_terminal, colour, text)));
     }
 
-    /// The line at the bottom of a terminal; nothing elsewhere.
+    /// Rewrites the line at the bottom of a terminal; nothing elsewhere.
     pub fn live(&mut self, text: &str) {
         if !self.is_terminal || text == self.live {
             return;
         }
         self.live = text.to_owned();
         let mut out = std::io::stdout().lock();
-        // no wrapping, or a narrow terminal would not be rewritten; an error means that the terminal is gone
+        // wrapping is off, because a wrapped line cannot be rewritten; an error means that the terminal is
+        // gone
         let _ = write!(out, "\r\x1b[K\x1b[?7l\x1b[2m{text}\x1b[0m\x1b[?7h");
         let _ = out.flush();
     }

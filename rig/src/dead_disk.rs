@@ -1,8 +1,9 @@
-//! A file system whose server stops answering: a directory with one file, by FUSE, of which this process is the server.
+//! A file system whose server stops answering: a directory with one file, through FUSE, served by this
+//! process.
 //!
-//! Owns the mount and the thread that serves it. Always holds: while it is dead each request is taken and not answered, so whoever made it
-//! waits in the kernel and no signal ends that, as with a dead server of NFS or a disk that hangs; revived, it answers those too; dropped,
-//! it fails them. Needs root and `/dev/fuse`.
+//! Owns the mount and the thread that serves it. Always holds: while it is dead each request is received and
+//! not answered, so its process waits in the kernel and no signal interrupts that, as with a dead NFS server
+//! or a hanging disk; revived, it answers those too; dropped, it fails them. Needs root and `/dev/fuse`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -10,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The one file there.
+/// The name of its only file.
 pub const FILE: &str = "data";
-/// What it holds.
+/// The content of that file.
 pub const CONTENT: &[u8] = b"alive\n";
 
-/// Larger than the kernel's least, and than any request with the limits of [`init`].
+/// Larger than the kernel's minimum, and than any request within the limits of [`init`].
 const REQUEST_BYTES: usize = 160 * 1024;
 const HEADER_BYTES: usize = 40;
 const ROOT: u64 = 1;
@@ -23,7 +24,7 @@ const FILE_NODE: u64 = 2;
 const NO_ENTRY: i32 = 2;
 const NOT_THERE: i32 = 38;
 
-/// The file system; it ends with this.
+/// The file system; it is unmounted when this is dropped.
 pub struct DeadDisk {
     at: PathBuf,
     shared: Arc<Shared>,
@@ -31,7 +32,7 @@ pub struct DeadDisk {
 
 struct Shared {
     device: File,
-    /// None: it answers; else the requests that wait.
+    /// `None` while it answers; otherwise the requests that wait.
     waiting: Mutex<Option<Vec<Request>>>,
 }
 
@@ -43,7 +44,7 @@ struct Request {
 }
 
 impl DeadDisk {
-    /// Mounts one that answers at this directory, which is made. None: this machine has no FUSE.
+    /// Mounts one that answers at this directory, which is created. `None` if this machine has no FUSE.
     pub fn mount(at: &Path) -> Option<DeadDisk> {
         std::fs::create_dir_all(at).ok()?;
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").ok()?;
@@ -56,17 +57,17 @@ impl DeadDisk {
         let served = shared.clone();
         std::thread::Builder::new().name("dead-disk".into()).spawn(move || served.serve()).ok()?;
         let disk = DeadDisk { at: at.to_owned(), shared };
-        // it has begun once it answers
+        // an answer shows that it is mounted
         at.metadata().ok()?;
         Some(disk)
     }
 
-    /// From now on nothing is answered.
+    /// Stops answering.
     pub fn die(&self) {
         self.shared.waiting().get_or_insert_default();
     }
 
-    /// Everything is answered, and what waits is, too.
+    /// Answers everything again, including waiting requests.
     pub fn revive(&self) {
         let waiting = self.shared.waiting().take();
         for request in waiting.into_iter().flatten() {
@@ -82,7 +83,7 @@ impl DeadDisk {
 
 impl Drop for DeadDisk {
     fn drop(&mut self) {
-        // by force: what waits fails, and the thread ends
+        // forced: waiting requests fail, and the thread ends
         let _ = Command::new("umount").args(["-i", "-c", "-f", "-l"]).arg(&self.at).status();
     }
 }
@@ -118,14 +119,14 @@ impl Shared {
         self.answer(&request);
     }
 
-    /// By the numbers of `fuse.h`.
+    /// Answers by the operation numbers of `fuse.h`.
     fn answer(&self, request: &Request) {
         let done = match request.code {
-            // forget, interrupt, forget many: they want no answer
+            // forget, interrupt, forget many: no answer is expected
             2 | 36 | 42 => return,
             1 => lookup(request),
             3 => Ok([&[0; 16], &attributes(request.node)[..]].concat()),
-            // open, open a directory: nothing is kept of either
+            // open, open a directory: no state is kept
             14 | 27 => Ok(vec![0; 16]),
             15 => Ok(read(request)),
             17 => Ok(statistics()),
@@ -140,7 +141,7 @@ impl Shared {
         };
         let length = u32::try_from(16 + body.len()).unwrap_or(0);
         let head = [&length.to_ne_bytes()[..], &error.to_ne_bytes(), &request.unique.to_ne_bytes()].concat();
-        // one that was given up meanwhile is no error of ours
+        // fails if the request was given up meanwhile, which does no harm
         let _ = (&self.device).write(&[head, body].concat());
     }
 }
@@ -149,7 +150,7 @@ fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes.get(at..at + N).and_then(|part| part.try_into().ok()).unwrap_or([0; N])
 }
 
-/// Version 7.31; requests of 128 KiB at most.
+/// Version 7.31; requests of at most 128 KiB.
 fn init() -> Vec<u8> {
     let mut body = vec![0; 64];
     for (at, value) in [(0, 7_u32), (4, 31), (8, 128 * 1024), (20, 128 * 1024)] {
@@ -158,7 +159,7 @@ fn init() -> Vec<u8> {
     body
 }
 
-/// Nothing is to be remembered: each look asks again.
+/// Without caching: each lookup sends a request again.
 fn lookup(request: &Request) -> Result<Vec<u8>, i32> {
     let is_file = request.node == ROOT && request.body.strip_suffix(&[0]) == Some(FILE.as_bytes());
     if !is_file {

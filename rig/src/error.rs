@@ -1,28 +1,29 @@
-//! What can go wrong in the rig: something on this machine, kubectl, or a wait that ended without what was awaited.
+//! The errors of the rig: a fault of this machine, of kubectl, or a wait that timed out.
 //!
-//! Always holds: each error says what was tried on what, and what was found instead. Nothing here is tried again by itself.
+//! Always holds: each error contains the operation and its object, and the result. Nothing here is retried
+//! automatically.
 
 use std::fmt;
 use std::io;
 use std::path::Path;
 
-/// Why a program or a test of the rig cannot go on.
+/// The reason why a program or a test of the rig cannot continue.
 #[derive(Debug)]
 pub enum RigError {
-    /// A program that must be built or fetched first is not there.
+    /// A program that must be built or fetched first is missing.
     Missing {
         /// The program.
         program: String,
-        /// Where it was looked for.
+        /// The path at which it was expected.
         looked: String,
-        /// The command that puts it there.
+        /// The command that makes it.
         remedy: String,
     },
     /// Something on the machine refused.
     Io {
-        /// What was tried, on which path.
+        /// The operation and its path.
         tried: String,
-        /// The answer.
+        /// The system's error.
         source: io::Error,
     },
     /// A program ended with a failure.
@@ -31,24 +32,24 @@ pub enum RigError {
         command: String,
         /// Its exit status.
         status: String,
-        /// What it wrote to standard error (or output, if that was empty).
+        /// Its standard error (or output, if that was empty).
         said: String,
     },
     /// A program's output cannot be understood.
     BadAnswer {
         /// Its command line.
         command: String,
-        /// What is wrong with its answer.
+        /// The fault of its output.
         problem: String,
     },
-    /// A wait ended without what was awaited.
+    /// A wait timed out.
     TimedOut {
-        /// What was awaited, and for how long.
+        /// The awaited event, and the time limit.
         awaited: String,
-        /// What there was instead.
+        /// The last state.
         found: String,
     },
-    /// It was asked to stop by a signal.
+    /// A signal ended the program.
     Interrupted,
 }
 

@@ -1,6 +1,7 @@
 //! Values of command lines, as the rig's programs read them.
 //!
-//! Always holds: a value that cannot be read is named with its option and what was expected. Leaves the options to the programs.
+//! Always holds: the error for a value that cannot be read contains its option and the expected form. Leaves
+//! to others: the options of each program.
 
 use lexopt::{Parser, ValueExt as _};
 

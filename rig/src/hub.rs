@@ -1,7 +1,8 @@
 //! A `kedge-hub` process for tests and `make try`.
 //!
-//! Owns its data directory and its process. Always holds: it listens on one address, 127.0.0.1 unless asked, on a port the system chose at
-//! the first start; every later start uses the same port, so nodes find it again.
+//! Owns its data directory and its process. Always holds: it listens on one address, by default 127.0.0.1, on
+//! a port that the system chose at the first start; every later start uses the same port, so nodes find it
+//! again.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use crate::programs;
 
 /// Longest wait for the hub's start: it makes keys and a database.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// Longest wait for its orderly stop.
+/// Longest wait for its proper stop.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// A hub and the administrator's kubectl for it.
@@ -42,7 +43,7 @@ impl Hub {
         Hub::open(dir, &[], programs::built("kedge-hub")?, address)
     }
 
-    /// The same with a program that stands in for `kedge-hub`.
+    /// The same with a program that replaces `kedge-hub`.
     pub fn start_program(dir: &Path, flags: &[&str], program: PathBuf) -> Result<Hub, RigError> {
         Hub::open(dir, flags, program, Ipv4Addr::LOCALHOST.into())
     }
@@ -87,7 +88,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Stops it in order.
+    /// Stops it properly.
     pub fn stop(&mut self) -> Result<(), RigError> {
         match self.babysitter.take() {
             Some(babysitter) => Ok(babysitter.stop_and_wait(STOP_LIMIT)?),
@@ -95,17 +96,17 @@ impl Hub {
         }
     }
 
-    /// Ends it as a power cut would end the process: SIGKILL.
+    /// Kills it with SIGKILL, as a power cut would end it.
     pub fn kill(&mut self) {
         self.babysitter = None;
     }
 
-    /// Whether the process runs.
+    /// True while the process runs.
     pub fn is_running(&self) -> bool {
         self.babysitter.as_ref().is_some_and(|babysitter| babysitter.state().is_ready())
     }
 
-    /// The process, while it runs.
+    /// The process id, while it runs.
     pub fn pid(&self) -> Option<i32> {
         self.babysitter.as_ref()?.state().pid
     }
@@ -115,12 +116,12 @@ impl Hub {
         &self.kubectl
     }
 
-    /// HOST:PORT it listens on.
+    /// HOST:PORT on which it listens.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// What it wrote.
+    /// Its log.
     pub fn log(&self) -> &Path {
         &self.log
     }

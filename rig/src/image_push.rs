@@ -1,7 +1,9 @@
-//! An OCI layout pushed to a registry in plain HTTP, by the distribution API: each blob, then the manifest under its tag.
+//! Pushes an OCI layout to a registry over plain HTTP, by the distribution API: each blob, then the manifest
+//! under its tag.
 //!
-//! Always holds: what is pushed is the bytes of the layout; a registry that answers anything but that it has them is an error. For
-//! `make try`, whose machine need not have skopeo; nothing here is part of the agent, which only pulls.
+//! Always holds: exactly the bytes of the layout are pushed; any answer of the registry other than success is
+//! an error. It is for `make try`, which must not depend on skopeo; it is not part of the agent, which
+//! only pulls.
 
 use std::fs;
 use std::path::Path;
@@ -42,14 +44,14 @@ fn json(path: &Path) -> Result<Value, RigError> {
     })
 }
 
-/// The digest that a descriptor names, and what the layout has under it.
+/// The digest in a descriptor, and the layout's blob of that digest.
 fn blob(layout: &Path, described: &Value) -> Result<(String, Vec<u8>), RigError> {
     let digest = described["digest"].as_str().unwrap_or_default();
     let path = layout.join("blobs").join(digest.replace(':', "/"));
     Ok((digest.to_owned(), fs::read(&path).map_err(RigError::io("read", &path))?))
 }
 
-/// Where the registry wants the bytes, as it says itself.
+/// The URL to which the registry wants the bytes, from its own answer.
 fn begin_upload(server: &str, url: &str) -> Result<String, RigError> {
     let answer = ureq::post(url).send_empty().map_err(|error| failed("POST", url, &error))?;
     let place = answer.headers().get("location").and_then(|place| place.to_str().ok()).unwrap_or_default();

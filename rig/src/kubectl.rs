@@ -1,4 +1,4 @@
-//! kubectl for programs: every change and every look at the cluster goes through it, as a user's would.
+//! kubectl for programs: every change and every query of the cluster is made with it, like a user's.
 //!
 //! Always holds: the user's own kubeconfig and kubectl cache are not touched; every request has a time limit.
 
@@ -13,7 +13,8 @@ use serde_json::Value;
 use crate::error::RigError;
 use crate::programs;
 
-/// Longest wait for one answer of the API server. The hub answers in milliseconds; a loaded machine may take seconds.
+/// Longest wait for one answer of the API server. The hub answers in milliseconds; a loaded machine may take
+/// seconds.
 const REQUEST_TIMEOUT: &str = "--request-timeout=30s";
 
 /// A kubectl with one identity.
@@ -34,7 +35,7 @@ impl Kubectl {
         })
     }
 
-    /// Where the program is.
+    /// The path of the program.
     pub fn program(&self) -> &Path {
         &self.program
     }
@@ -44,7 +45,7 @@ impl Kubectl {
         &self.kubeconfig
     }
 
-    /// Standard output of `kubectl ARGUMENTS`; an error if it exits with anything but 0.
+    /// Returns the standard output of `kubectl ARGUMENTS`; an error if it exits with another code than 0.
     pub fn run(&self, arguments: &[&str]) -> Result<String, RigError> {
         self.feed(arguments, "")
     }
@@ -93,13 +94,13 @@ impl Kubectl {
             .spawn()
             .map_err(failed)?;
         let mut stdin = child.stdin.take().expect("standard input was asked to be a pipe");
-        // a kubectl that does not read its input closes it, and prints why
+        // a kubectl that does not read its input closes it, and prints the reason
         let _ = stdin.write_all(input.as_bytes());
         drop(stdin);
         child.wait_with_output().map_err(failed)
     }
 
-    /// Program, identity and cache; the rest is the caller's.
+    /// Program, identity and cache; the caller adds the arguments.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new("setpriv");
         let option = |name: &str, path: &Path| {
@@ -113,16 +114,17 @@ impl Kubectl {
             .arg(option("--kubeconfig=", &self.kubeconfig))
             .arg(option("--cache-dir=", &self.cache))
             .env_remove("KUBECONFIG")
-            // a fifth of the processor time of so short a process; one that goes on collects its garbage at the limit
+            // garbage collection takes a fifth of the processor time of such a short process; a long one
+            // collects at the limit
             .env("GOGC", "off")
             .env("GOMEMLIMIT", "256MiB")
-            // Ctrl-C in the terminal is for us, not for a request under way
+            // Ctrl-C in the terminal is meant for us, not for a request in progress
             .process_group(0);
         command
     }
 }
 
-/// A kubectl command line as one would type it.
+/// A kubectl command line as a user would type it.
 pub fn shown(arguments: &[&str]) -> String {
     let mut line = String::from("kubectl");
     for argument in arguments {

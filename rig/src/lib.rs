@@ -1,8 +1,8 @@
-//! What `make try`, the benchmark and the end-to-end tests are made of: a babysitter for processes, a hub, agents,
-//! kubectl, and a view of what the API shows.
+//! The parts of `make try`, the benchmark and the end-to-end tests: a babysitter for processes, a hub,
+//! agents, kubectl, and a view of the API.
 //!
-//! Always holds: every process started here dies with the process that started it, every wait has a limit, and everything
-//! is kept below one scratch directory. Nothing here is part of the agent or the hub.
+//! Always holds: every process started here dies with the process that started it, every wait has a limit,
+//! and everything is kept below one scratch directory. Nothing here is part of the agent or the hub.
 
 pub mod agent;
 pub mod archive;

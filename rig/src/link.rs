@@ -1,8 +1,9 @@
-//! A link between a node and its hub that can be disrupted: slow, stalled, cut, or forgetful.
+//! A link between a node and its hub that can be disrupted: slow, stalled, cut, or forgotten.
 //!
-//! Owns a listening socket on loopback and the connections through it. Always holds: what is passed on is passed on in order and
-//! unchanged; a stalled link delivers late, as TCP does; a forgotten connection never carries another byte in either direction
-//! and its node does not notice. Bytes are shown to an observer and not changed.
+//! Owns a listening socket on loopback and the connections through it. Always holds: bytes that are passed on
+//! are in order and unchanged; a stalled link delivers late, as TCP does; a forgotten connection never
+//! carries another byte in either direction, and its node does not notice. Bytes are shown to an observer and
+//! not changed.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,22 +13,22 @@ use std::time::{Duration, Instant};
 
 /// How often a waiting thread reads the link's state.
 const TICK: Duration = Duration::from_millis(100);
-/// How long the hub's side of a forgotten connection stays: there TCP's own keepalive would end it. The node's side stays until
-/// the node gives up.
+/// How long the hub's side of a forgotten connection stays open: in reality TCP's own keepalive would end it.
+/// The node's side stays open until the node gives up.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-/// Read at once on a good link.
+/// Bytes per read on a good link.
 const PIECE: usize = 16 * 1024;
 
-/// What a link does with bytes.
+/// The treatment of bytes by a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkState {
     /// Passes them on.
     Normal,
-    /// So many in a second, each way, each connection.
+    /// Bytes per second, in each direction of each connection.
     Slow(u32),
-    /// Keeps them until it is better.
+    /// Holds them back until the state changes.
     Stalled,
-    /// Ends every connection, refuses new ones.
+    /// Ends every connection and refuses new ones.
     Cut,
 }
 
@@ -54,7 +55,7 @@ impl Connection {
     fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
         for side in [&self.node, &self.hub] {
-            // fails where the peer has ended it already
+            // fails if the peer has already closed it
             let _ = side.shutdown(Shutdown::Both);
         }
     }
@@ -64,7 +65,8 @@ impl Connection {
     }
 }
 
-/// Sees each piece that the link read: connection, counted from 0; whether it comes from the node; the bytes.
+/// Receives each piece that the link read: the number of the connection, from 0; true if it comes from the
+/// node; the bytes.
 pub type Observer = Box<dyn Fn(usize, bool, &[u8]) + Send + Sync>;
 
 struct Shared {
@@ -78,7 +80,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits while nothing may pass, then returns what may.
+    /// Waits while nothing may pass, then returns what is allowed.
     fn passage(&self, connection: &Connection, is_up: bool) -> Passage {
         let mut guard = self.lock();
         loop {
@@ -86,7 +88,7 @@ impl Shared {
                 return Passage::Over;
             }
             match (connection.forgotten(), guard.0) {
-                // what the node still sends is lost, and when it gives up we see that
+                // bytes that the node still sends are dropped, and reading them shows when it gives up
                 (Some(_), _) if is_up => return Passage::Lost,
                 (Some(since), _) if since.elapsed() >= FORGOTTEN => {
                     let _ = connection.hub.shutdown(Shutdown::Both);
@@ -101,14 +103,14 @@ impl Shared {
     }
 }
 
-/// What may pass in one direction of a connection.
+/// Permission for one direction of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passage {
     Free,
     Slow(u32),
-    /// It is read and thrown away.
+    /// Bytes are read and dropped.
     Lost,
-    /// Nothing, ever.
+    /// The direction is closed for good.
     Over,
 }
 
@@ -139,19 +141,19 @@ impl Link {
         let own = shared.clone();
         std::thread::Builder::new().name("link".into()).spawn(move || {
             for (number, node) in listener.incoming().flatten().enumerate() {
-                // a hub that is away refuses, and so does the link: the node's socket is dropped
+                // if the hub refuses, the link refuses as well by dropping the node's socket
                 let _ = connect(&own, number, node, hub);
             }
         })?;
         Ok(Link { address, shared })
     }
 
-    /// Where the node is to connect to.
+    /// The address for the node to connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Another state, at once and for open connections, too.
+    /// Changes the state at once, including open connections.
     pub fn set(&self, state: LinkState) {
         let mut guard = self.shared.lock();
         guard.0 = state;
@@ -161,7 +163,8 @@ impl Link {
         self.shared.changed.notify_all();
     }
 
-    /// As after a router lost its table: open connections are dead, and neither end is notified. New ones pass.
+    /// As after a router lost its table: open connections are dead, and neither end is notified. New ones
+    /// work.
     pub fn forget(&self) {
         let mut guard = self.shared.lock();
         for connection in guard.1.drain(..) {
@@ -170,7 +173,7 @@ impl Link {
         self.shared.changed.notify_all();
     }
 
-    /// Connections that are open.
+    /// The number of open connections.
     pub fn open(&self) -> usize {
         self.shared.lock().1.iter().filter(|connection| !connection.ended.load(Ordering::SeqCst)).count()
     }
@@ -201,7 +204,7 @@ fn connect(shared: &Arc<Shared>, number: usize, node: TcpStream, hub: SocketAddr
     Ok(())
 }
 
-/// One direction, until either side ends it.
+/// Passes bytes in one direction, until either side closes.
 fn pass(shared: &Shared, connection: &Connection, number: usize, is_up: bool) {
     let (mut from, mut to) =
         if is_up { (&connection.node, &connection.hub) } else { (&connection.hub, &connection.node) };
@@ -223,7 +226,7 @@ fn pass(shared: &Shared, connection: &Connection, number: usize, is_up: bool) {
         if let Some(observer) = &shared.observer {
             observer(number, is_up, &buffer[..count]);
         }
-        // the state may have changed while these were read
+        // the state may have changed during the read
         match shared.passage(connection, is_up) {
             Passage::Over => break,
             Passage::Lost => continue,
@@ -236,7 +239,7 @@ fn pass(shared: &Shared, connection: &Connection, number: usize, is_up: bool) {
             break;
         }
     }
-    // the hub's side of a forgotten connection goes first, and the node does not notice
+    // the hub's side of a forgotten connection ends first, and the node must not notice
     if is_up || connection.forgotten().is_none() {
         connection.end();
     }
@@ -260,7 +263,7 @@ mod tests {
         for side in [&node, &hub] {
             side.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         }
-        // the hub's side is there a moment before the link knows the connection
+        // the hub's side exists a moment before the link counts the connection
         let known = crate::scratch::poll(Duration::from_secs(20), || (link.open() == 1).then_some(()));
         assert!(known.is_some(), "the link never knew the connection");
         Pair { link, node, hub }

@@ -1,12 +1,15 @@
-//! A real file system on a disk whose every write and flush is logged, and every disk that a power cut could have left.
+//! A real file system on a disk whose every write and flush is logged, and every disk that a power cut could
+//! have left.
 //!
-//! `qemu-storage-daemon` serves a file through its `blklogwrites` filter by FUSE, a loop device lies on that, the file system
-//! on the loop device. The loop device hands each flush on as an fsync, so the log has the very barriers a disk would see.
-//! Always holds: a rebuilt disk has every write that a finished flush covers, and of the writes after it some, torn at sectors
-//! or whole; what was acknowledged before a position of the log was flushed before it. Of two writes under way at once
-//! with a flush the log may say less than a real disk could lose, never more.
+//! `qemu-storage-daemon` serves a file through its `blklogwrites` filter by FUSE, a loop device is attached
+//! to that, and the file system is on the loop device. The loop device passes each flush on as an fsync, so
+//! the log has the same barriers that a disk would see. Always holds: a rebuilt disk has every write that a
+//! finished flush covers, and some of the later writes, torn at sectors or whole; everything that was
+//! acknowledged before a position of the log was flushed before it. For two writes in progress during a flush
+//! the log may allow less loss than a real disk, never more.
 //!
-//! Needs root, `/dev/fuse`, loop devices, `qemu-storage-daemon` (Debian: qemu-utils) and the file system's mkfs.
+//! Needs root, `/dev/fuse`, loop devices, `qemu-storage-daemon` (Debian: qemu-utils) and the file system's
+//! mkfs.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,11 +27,11 @@ use crate::Random;
 use crate::error::RigError;
 use crate::scratch::poll;
 
-/// What a disk writes as one: never torn. Also the unit of the log.
+/// Bytes that a disk writes as a unit: never torn. Also the unit of the log.
 const SECTOR: usize = 512;
 /// The unit in which an image is kept in memory.
 const PAGE: usize = 4096;
-/// How much of a disk is read at once.
+/// Bytes of a disk that are read at once.
 const READ_BYTES: usize = 1 << 20;
 /// dm-log-writes: the first eight bytes of the log.
 const MAGIC: u64 = 0x006a_7366_7773_6872;
@@ -37,13 +40,13 @@ const FUA: u64 = 2;
 const DISCARD: u64 = 4;
 /// Longest wait for the export to appear: a process that opens two files.
 const EXPORT_LIMIT: Duration = Duration::from_secs(20);
-/// How long a file system may stay busy: until a process that was killed is really gone.
+/// Longest time for which a file system may stay busy, until a killed process is really gone.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
 
-/// A file system and how it is mounted.
+/// A file system and its mount options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileSystem {
-    /// For people.
+    /// Its name for messages.
     pub name: &'static str,
     /// As in `/proc/filesystems`.
     pub kind: &'static str,
@@ -53,7 +56,8 @@ pub struct FileSystem {
     pub options: &'static str,
     /// Size of the disk in MiB.
     pub mib: u64,
-    /// The program that repairs it before each mount after a cut, with its options; empty: the journal's replay must do.
+    /// The program that repairs it before each mount after a cut, with its options; empty: replaying the
+    /// journal must be enough.
     pub repair: &'static [&'static str],
 }
 
@@ -67,8 +71,8 @@ pub const EXT4: FileSystem = FileSystem {
     repair: &[],
 };
 
-/// The state partition of the disk images, made, mounted and repaired as there; with the blocks that mkfs chooses for a partition of any
-/// real size.
+/// The state partition of the disk images, made, mounted and repaired in the same way; with the blocks that
+/// mkfs chooses for a partition of any real size.
 pub const STATE_PARTITION: FileSystem = FileSystem {
     name: "ext4 of the images",
     make: &{
@@ -81,7 +85,7 @@ pub const STATE_PARTITION: FileSystem = FileSystem {
     ..EXT4
 };
 
-/// ext4 that does not order data before the metadata that names it.
+/// ext4 that does not write data before the metadata that refers to it.
 pub const EXT4_WRITEBACK: FileSystem =
     FileSystem { name: "ext4 data=writeback", options: "data=writeback", ..EXT4 };
 
@@ -95,7 +99,7 @@ pub const BTRFS: FileSystem = FileSystem {
     repair: &[],
 };
 
-/// e2fsck's exit codes below this one: there were no errors, or they are corrected.
+/// e2fsck's exit codes below this one mean that there were no errors, or that they are corrected.
 const UNCORRECTED: i32 = 4;
 
 impl FileSystem {
@@ -114,7 +118,8 @@ impl FileSystem {
     }
 }
 
-/// What this machine lacks for a logged disk with this file system, for people; `None` if nothing.
+/// The missing requirements of this machine for a logged disk with this file system, for people; `None` if
+/// all are met.
 pub fn missing(file_system: &FileSystem) -> Option<String> {
     let mut tools = vec![file_system.make[0], "losetup", "mount", "umount", "qemu-storage-daemon", "setpriv"];
     tools.extend(file_system.repair.first());
@@ -175,23 +180,23 @@ pub struct LoggedDisk {
     mounted: bool,
 }
 
-/// Tells how long the log is: the only clock by which acknowledgements and cuts are compared.
+/// The length of the log: the only clock by which acknowledgements and cuts are compared.
 #[derive(Debug, Clone)]
 pub struct LogClock(PathBuf);
 
 impl LogClock {
-    /// The log's length now. Everything acknowledged before this call lies before it.
+    /// The log's length now. Everything acknowledged before this call is before this position.
     pub fn now(&self) -> u64 {
         fs::metadata(&self.0).map_or(0, |metadata| metadata.len())
     }
 }
 
 impl LoggedDisk {
-    /// Makes the file system anew and mounts it on the existing directory `mount`. The files behind it are made in
-    /// `directory`, which is the caller's to remove afterwards.
+    /// Makes the file system anew and mounts it on the existing directory `mount`. Its files are made in
+    /// `directory`, which the caller must remove afterwards.
     ///
     /// # Errors
-    /// [`RigError::Missing`] where this machine cannot do it, although [`missing`] found nothing missing.
+    /// [`RigError::Missing`] if this machine cannot do it, although [`missing`] found everything.
     pub fn start(file_system: &FileSystem, directory: &Path, mount: &Path) -> Result<Self, RigError> {
         let disk = directory.join("disk");
         let made = File::create(&disk).and_then(|file| file.set_len(file_system.mib << 20));
@@ -255,12 +260,12 @@ impl LoggedDisk {
         LogClock(self.directory.join("log"))
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn mount(&self) -> &Path {
         &self.mount
     }
 
-    /// Cuts the power: what is written from now on does not count.
+    /// Cuts the power: later writes do not count.
     ///
     /// # Errors
     /// The log cannot be read.
@@ -296,7 +301,7 @@ impl Drop for LoggedDisk {
         if let Some(device) = &self.device {
             succeeds("losetup", &["-d", device]);
         }
-        // in order, so that its FUSE mount goes with it
+        // ended properly, so that its FUSE mount is removed
         succeeds("kill", &[&self.daemon.id().to_string()]);
         let _ = self.daemon.wait();
     }
@@ -309,13 +314,14 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Writes the image to a new file `file`, which is gone afterwards, and mounts it on the existing directory `mount`.
-    /// The kernel replays the file system's journal, as at the next boot.
+    /// Writes the image to a new file `file`, which is removed afterwards, and mounts it on the existing
+    /// directory `mount`. The kernel replays the file system's journal, as at the next boot.
     ///
     /// # Errors
-    /// It does not mount; with the kernel's message.
+    /// It cannot be mounted; with the kernel's message.
     pub fn new(file_system: &FileSystem, image: &Image, file: &Path, mount: &Path) -> Result<Self, RigError> {
-        // never the file of an earlier one: that may still be mounted in the name space of a process that is ending
+        // never the file of an earlier one: that may still be mounted in the mount namespace of a process
+        // that is ending
         let _ = fs::remove_file(file);
         image.write_to(file)?;
         file_system.repair(file)?;
@@ -373,7 +379,7 @@ impl Image {
         read().map_err(RigError::io("read", path))
     }
 
-    /// A partition, by its bytes: whole pages.
+    /// A partition, given by its range of bytes: whole pages.
     pub fn part(&self, bytes: std::ops::Range<u64>) -> Self {
         let first = bytes.start / PAGE as u64;
         let pages = self.pages.range(first..bytes.end.div_ceil(PAGE as u64));
@@ -381,7 +387,7 @@ impl Image {
         Self { pages, bytes: bytes.end - bytes.start }
     }
 
-    /// Whether it begins with this content.
+    /// True if it begins with this content.
     pub fn begins_with(&self, content: &[u8]) -> bool {
         const EMPTY: [u8; PAGE] = [0; PAGE];
         content.chunks(PAGE).enumerate().all(|(number, expected)| {
@@ -421,7 +427,7 @@ impl Image {
 /// One entry of the log.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    /// Where it begins in the log.
+    /// Its position in the log.
     start: u64,
     sector: u64,
     sectors: u64,
@@ -433,18 +439,18 @@ impl Entry {
         self.flags & (FLUSH | FUA) != 0
     }
 
-    /// How many bytes of content follow its head in the log.
+    /// The number of content bytes after its head in the log.
     fn data(&self) -> u64 {
         if self.flags & DISCARD != 0 { 0 } else { self.sectors * SECTOR as u64 }
     }
 
-    /// Where the next one begins in the log.
+    /// The position of the next one in the log.
     fn end(&self) -> u64 {
         self.start + SECTOR as u64 + self.data()
     }
 }
 
-/// A disk before, and everything that was written to it until the cut.
+/// The initial content of a disk, and all writes to it until the cut.
 #[derive(Debug)]
 pub struct Recording {
     base: Image,
@@ -453,13 +459,13 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// From a disk's content before, and the log in the format of dm-log-writes with sectors of 512 bytes.
+    /// From a disk's initial content and the log, in the format of dm-log-writes with sectors of 512 bytes.
     fn new(base: Image, log: Vec<u8>) -> Result<Self, RigError> {
         let entries = entries(&mut io::Cursor::new(&log))?;
         Ok(Self { base, log, entries })
     }
 
-    /// The same from the files of a machine that is off: the disk as it was when the log began.
+    /// The same from the files of a machine that is off; `disk` is the disk as it was when the log began.
     ///
     /// # Errors
     /// They cannot be read.
@@ -468,12 +474,12 @@ impl Recording {
         Self::new(Image::read(disk)?, bytes)
     }
 
-    /// How many flushes there were.
+    /// The number of flushes.
     pub fn flushes(&self) -> usize {
         self.entries.iter().filter(|entry| entry.is_barrier()).count()
     }
 
-    /// How many writes and discards.
+    /// The number of writes and discards.
     pub fn writes(&self) -> usize {
         self.entries.len() - self.flushes()
     }
@@ -502,7 +508,7 @@ impl Recording {
                 let under_way = self.entries[begin..end].iter().filter(|entry| entry.start < at).count();
                 plans.push(Plan { window: begin..begin + under_way, at, flush, subset: 0 });
             }
-            // a cut at a flush that nothing preceded is the cut at the flush before it
+            // a cut at a flush without earlier writes equals the cut at the flush before it
             if end > begin || begin == 0 || end == self.entries.len() {
                 let plan = |subset| Plan { window: begin..end, at: to, flush, subset };
                 plans.extend(choice.subsets_at(flush, end > begin).map(plan));
@@ -529,13 +535,13 @@ impl Recording {
     }
 }
 
-/// The entries of a log that ends wherever the cut fell; its own count lags behind and is not trusted.
+/// The entries of a log that ends wherever the cut happened; its own count lags behind and is not used.
 fn entries(log: &mut (impl Read + Seek)) -> Result<Vec<Entry>, RigError> {
     let garbled =
         |problem: String| RigError::BadAnswer { command: "read the log of writes".to_owned(), problem };
     let failed = |error: io::Error| garbled(error.to_string());
     let length = log.seek(SeekFrom::End(0)).map_err(failed)?;
-    // its head comes with the first entry
+    // its head is written with the first entry
     if length == 0 {
         return Ok(Vec::new());
     }
@@ -563,34 +569,36 @@ fn entries(log: &mut (impl Read + Seek)) -> Result<Vec<Entry>, RigError> {
     Ok(found)
 }
 
-/// What of the writes in a log reaches the disk.
+/// The part of the writes in a log that reaches the disk.
 #[derive(Debug, Clone, Copy)]
 pub enum Fate {
     /// All of them.
     Kept,
-    /// What a flush covers that was logged when the log had this length; of the other writes a random part, in whole sectors.
+    /// The writes that a flush covered when the log had this length; and of the others a random part, in
+    /// whole sectors.
     Cut {
-        /// The log's length when the power went.
+        /// The log's length when the power was cut.
         at: u64,
         /// Chooses the random part.
         seed: u64,
     },
 }
 
-/// The sectors that no flush covered when the power went.
+/// The sectors that no flush had covered when the power was cut.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Unflushed {
-    /// Written all the same.
+    /// They were written all the same.
     pub kept: u64,
     /// Lost.
     pub lost: u64,
 }
 
-/// Brings a disk from what it held when the log began to what is left of the writes in the log. Works in the files, for the disks of
-/// whole machines; the log is one of QEMU's `blklogwrites` with sectors of 512 bytes.
+/// Changes a disk from its state at the beginning of the log to the state after the surviving writes. Works
+/// on files, for the disks of whole machines; the log is one of QEMU's `blklogwrites` with sectors of 512
+/// bytes.
 ///
 /// # Errors
-/// A file cannot be read or written, or is no such log.
+/// A file cannot be read or written, or is not such a log.
 pub fn apply_log(disk: &Path, log: &Path, fate: Fate) -> Result<Unflushed, RigError> {
     let mut reader = File::open(log).map(io::BufReader::new).map_err(RigError::io("open", log))?;
     let entries = entries(&mut reader)?;
@@ -631,7 +639,7 @@ pub fn apply_log(disk: &Path, log: &Path, fate: Fate) -> Result<Unflushed, RigEr
     Ok(unflushed)
 }
 
-/// Writes or discards these sectors of an entry; discarded ones are read as zeros.
+/// Writes or discards these sectors of an entry; discarded sectors become zeros.
 fn write_part(disk: &File, entry: &Entry, content: &[u8], sectors: &std::ops::Range<u64>) -> io::Result<()> {
     let bytes = |sectors: u64| sectors * SECTOR as u64;
     let place = bytes(entry.sector + sectors.start);
@@ -650,24 +658,24 @@ fn write_part(disk: &File, entry: &Entry, content: &[u8], sectors: &std::ops::Ra
 /// A disk that a cut could have left.
 #[derive(Debug)]
 pub struct Cut {
-    /// The position of the log at which the power went: what was acknowledged before must be there.
+    /// The position of the log at which the power was cut: everything acknowledged before must exist.
     pub at: u64,
-    /// Flushes before it.
+    /// The number of flushes before it.
     pub flush: usize,
-    /// 0: nothing survived of what was not flushed; else the number of the random part.
+    /// 0: none of the unflushed writes survived; otherwise the number of the random part.
     pub subset: usize,
     /// The disk.
     pub image: Image,
 }
 
-/// Which disks to look at, of all that a cut could have left.
+/// The choice among all disks that a cut could have left.
 #[derive(Debug, Clone, Default)]
 pub struct Choice {
-    /// At the end of each flush, how many random parts of what was on its way survive, besides none of it.
+    /// The number of random parts of unflushed writes that survive at the end of each flush, besides none.
     pub subsets: usize,
-    /// Only one of all these at each flush, by turns.
+    /// Only one of these at each flush, in turns.
     pub thin: bool,
-    /// Positions of the log at which the power went as well, with none of what was on its way: the moments of
+    /// Additional positions of the log for cuts, with none of the unflushed writes: the moments of
     /// acknowledgements.
     pub instants: Vec<u64>,
     /// Chooses the random parts.
@@ -687,10 +695,10 @@ impl Choice {
     }
 }
 
-/// A cut that is still to be made.
+/// A planned cut.
 #[derive(Debug)]
 struct Plan {
-    /// Entries on their way.
+    /// Unflushed entries.
     window: std::ops::Range<usize>,
     at: u64,
     flush: usize,
@@ -703,7 +711,7 @@ pub struct Cuts<'a> {
     recording: &'a Recording,
     seed: u64,
     durable: Image,
-    /// Entries that are in `durable`.
+    /// Number of entries that are in `durable`.
     applied: usize,
     plans: std::collections::VecDeque<Plan>,
 }
@@ -731,13 +739,13 @@ impl Iterator for Cuts<'_> {
     }
 }
 
-/// Which writes of a window survive.
+/// The choice of surviving writes in a window.
 enum Style {
-    /// Each as by the toss of a coin.
+    /// Each with a probability of one half.
     Half,
-    /// The first ones, in order: what a disk without a cache does.
+    /// The first ones, in order, as on a disk without a cache.
     Until(usize),
-    /// Nearly all: one late write is missing.
+    /// All except one late write.
     Most,
 }
 
@@ -759,7 +767,7 @@ impl Style {
     }
 }
 
-/// Which sectors of a surviving write survive: mostly all, else its first ones or any.
+/// The surviving sectors of a surviving write: mostly all, otherwise its first ones or any.
 fn torn(entry: &Entry, chance: &mut Random) -> impl FnMut(u64) -> bool + use<> {
     let kind = if entry.sectors > 1 { chance.below(8) } else { 2 };
     let end = chance.below(entry.sectors.max(1));
@@ -771,7 +779,7 @@ fn torn(entry: &Entry, chance: &mut Random) -> impl FnMut(u64) -> bool + use<> {
     }
 }
 
-/// The numbers for one cut.
+/// The random numbers of one cut.
 fn random(seed: u64, flush: usize, subset: usize) -> Random {
     Random::new(seed ^ (flush as u64).rotate_left(32) ^ (subset as u64).rotate_left(48))
 }
@@ -917,7 +925,7 @@ mod tests {
         assert_eq!(entries(&mut io::Cursor::new(b"")).expect("nothing was written").len(), 0);
     }
 
-    /// A program in a mount name space of its own, which keeps a copy of every mount until it is dropped.
+    /// A program in a mount namespace of its own, which keeps a copy of every mount until it is dropped.
     struct Bystander(Child);
 
     impl Bystander {
@@ -938,7 +946,7 @@ mod tests {
         }
     }
 
-    /// Else the disk before it, on the same loop device, would be judged in its place.
+    /// Otherwise the disk before it, on the same loop device, would be judged in its place.
     #[test]
     fn disk_is_its_own_while_the_one_before_is_mounted() {
         if !crate::power_cut::is_possible(&EXT4) {

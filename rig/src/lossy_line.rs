@@ -1,10 +1,12 @@
-//! A long line that loses packets, between the network of a hub and one of a node: what a satellite or a bad radio does to TCP.
+//! A long line that loses packets, between the network of a hub and one of a node: TCP as over a satellite or
+//! a bad radio.
 //!
-//! Owns a network namespace for the node, a TUN device there and one here, and the threads that pass packets between the two; socat
-//! makes the devices, which takes an ioctl, and hands over their packets, each as a datagram.
-//! Always holds: a packet is passed on whole, in order and late, or lost; the machine's own network has no part in it. Everything
-//! above packets (handshakes, retransmissions, time limits) is the kernel's and the programs' own. Needs root. Left to others:
-//! disruptions of connections, which need no privileges ([`crate::link`]).
+//! Owns a network namespace for the node, a TUN device there and one here, and the threads that pass packets
+//! between the two; socat makes the devices, which needs an ioctl, and passes their packets on, each as a
+//! datagram. Always holds: a packet is delivered whole, in order and late, or lost; the machine's own network
+//! is not involved. Everything above packets (handshakes, retransmissions, time limits) is real, in the
+//! kernel and the programs. Needs root. Left to others: disruptions of connections, which need no privileges
+//! ([`crate::link`]).
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -23,32 +25,33 @@ use nix::sched::{CloneFlags, setns, unshare};
 use crate::Random;
 use crate::scratch::poll;
 
-/// Where a hub listens that is to be reached over lines.
+/// The address of a hub that nodes reach over lines.
 pub const HUB: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 /// The largest packet: a TUN device's own limit, and Ethernet's.
 const LARGEST_PACKET: usize = 1500;
 /// Longest wait for a device.
 const DEVICE_LIMIT: Duration = Duration::from_secs(20);
-/// Packets on their way in one direction: what comes while so many are is lost, as in a router. It is more than a slow line fills.
+/// Most packets in flight in one direction: further ones are lost, as in a router. It is more than fill a
+/// slow line.
 const ON_THE_WAY: usize = 1000;
 
-/// What a line does to each packet, whichever way it goes.
+/// The effect of a line on each packet, in both directions.
 #[derive(Debug, Clone, Copy)]
 pub struct Quality {
-    /// How late it arrives.
+    /// The delay of its arrival.
     pub delay: Duration,
-    /// How many of a hundred do not arrive.
+    /// How many of a hundred are lost.
     pub loss_percent: u64,
 }
 
-/// What a node and its hub sent over a line, lost packets included.
+/// The traffic between a node and its hub over a line, including lost packets.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Traffic {
     /// Connections that the node tried to open.
     pub connections: usize,
-    /// Bytes of packets, both ways.
+    /// Bytes of packets, in both directions.
     pub bytes: u64,
-    /// Packets, both ways.
+    /// Packets, in both directions.
     pub packets: u64,
     /// Packets that were lost.
     pub lost: u64,
@@ -57,7 +60,7 @@ pub struct Traffic {
 #[derive(Default)]
 struct Counted {
     traffic: Traffic,
-    /// Port and first sequence number of each: a SYN that is sent again has the same.
+    /// Port and first sequence number of each connection: a repeated SYN has the same.
     opened: HashSet<[u8; 6]>,
 }
 
@@ -73,8 +76,8 @@ impl Counted {
     }
 }
 
-/// Moves the calling thread, and the threads and processes that it starts from now on, to a network of their own, in which a hub
-/// can listen on [`HUB`].
+/// Moves the calling thread, and the threads and processes that it starts from now on, to a separate network,
+/// in which a hub can listen on [`HUB`].
 ///
 /// # Errors
 /// This needs root.
@@ -94,7 +97,8 @@ pub struct LossyLine {
 }
 
 impl LossyLine {
-    /// Line number `number`, of 250 at most. Which packets it loses depends on the number, and on when they come.
+    /// Opens line number `number`, of 250 at most. The packets that it loses depend on the number, and on
+    /// their times.
     ///
     /// # Errors
     /// This needs root, `ip` and `socat`.
@@ -106,7 +110,8 @@ impl LossyLine {
         });
         let node = made.join().expect("nothing panics there")?;
         let mut line = LossyLine { node, counted: Arc::default(), ends: Vec::new(), threads: Vec::new() };
-        // the hub's network has one of these addresses, the node finds all of the hub's behind the other
+        // the hub's network has one of these addresses, and the node reaches all of the hub's addresses
+        // through the other
         let hub_end = End::open(None, &format!("line{number}"), Ipv4Addr::new(10, 99, number, 1), 30)?;
         line.ends.push(hub_end);
         let node_end = End::open(Some(&line.node), "hub", Ipv4Addr::new(10, 99, number, 2), 16)?;
@@ -124,7 +129,7 @@ impl LossyLine {
         Ok(line)
     }
 
-    /// Does something in the node's network; so do the threads and processes started there.
+    /// Runs `work` in the node's network; threads and processes that it starts are there, too.
     ///
     /// # Panics
     /// `work` panics.
@@ -138,7 +143,7 @@ impl LossyLine {
         })
     }
 
-    /// What was sent so far.
+    /// The traffic so far.
     pub fn traffic(&self) -> Traffic {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner).traffic
     }
@@ -163,14 +168,14 @@ impl Drop for LossyLine {
     }
 }
 
-/// A TUN device: what is sent in its network to the other end can be received here, and the other way round.
+/// A TUN device: packets sent in its network to the other end can be received here, and vice versa.
 struct End {
     packets: UnixDatagram,
     socat: Child,
 }
 
 impl End {
-    /// In this network, or in the calling thread's.
+    /// Opens it in this network, or in the calling thread's.
     fn open(network: Option<&File>, name: &str, address: Ipv4Addr, prefix: u8) -> io::Result<End> {
         let (packets, theirs) = UnixDatagram::pair()?;
         let mut command = Command::new("setpriv");
@@ -188,21 +193,21 @@ impl End {
 impl Drop for End {
     fn drop(&mut self) {
         let _ = (self.socat.kill(), self.socat.wait());
-        // wakes who waits for a packet
+        // wakes the thread that waits for a packet
         let _ = self.packets.shutdown(Shutdown::Both);
     }
 }
 
-/// Whether packets leave the calling thread's network through this device.
+/// True if packets can leave the calling thread's network through this device.
 fn has_route(device: &str) -> bool {
     let routes = std::fs::read_to_string("/proc/thread-self/net/route").unwrap_or_default();
     routes.lines().any(|line| line.split_whitespace().next() == Some(device))
 }
 
-/// A packet, and when it arrives.
+/// A packet, and its time of arrival.
 type Late = (Instant, Vec<u8>);
 
-/// Reads what one side sends, until the line ends.
+/// Reads the packets of one side, until the line ends.
 fn take_in(
     from: &UnixDatagram,
     way: &SyncSender<Late>,
@@ -213,7 +218,7 @@ fn take_in(
     let mut buffer = [0; LARGEST_PACKET];
     while let Ok(length @ 1..) = from.recv(&mut buffer) {
         let packet = &buffer[..length];
-        // of IPv6 there is what a kernel sends of its own accord
+        // IPv6 packets are only those that a kernel sends by itself
         if packet[0] >> 4 != 4 {
             continue;
         }
@@ -223,16 +228,16 @@ fn take_in(
     }
 }
 
-/// Hands each packet to the other side when it arrives there, until the line ends.
+/// Delivers each packet to the other side at its time of arrival, until the line ends.
 fn give_out(to: &UnixDatagram, way: &Receiver<Late>) {
     while let Ok((at, packet)) = way.recv() {
         std::thread::sleep(at.saturating_duration_since(Instant::now()));
-        // refused while that side is being taken down: lost
+        // refused while the other side is being closed: the packet is lost
         let _ = to.send(&packet);
     }
 }
 
-/// Port and first sequence number of a connection, if this packet asks for one.
+/// Port and first sequence number of a connection, if this packet is a SYN.
 fn first_of_connection(packet: &[u8]) -> Option<[u8; 6]> {
     const TCP: u8 = 6;
     const SYN_AND_ACK: u8 = 0x12;
@@ -248,7 +253,8 @@ fn first_of_connection(packet: &[u8]) -> Option<[u8; 6]> {
     Some(first)
 }
 
-/// Congestion control that every kernel has: what takes losses for anything but congestion would flatter the line.
+/// Sets a congestion control that every kernel has: one that does not treat losses as congestion would make
+/// the line look better.
 fn plain_tcp() -> io::Result<()> {
     std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "reno")
 }
@@ -265,7 +271,7 @@ fn ip(arguments: &[&str]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// An IPv4 packet of 20 bytes and a TCP head with these flags.
+    /// An IPv4 packet with a head of 20 bytes and a TCP head with these flags.
     fn packet(port: u16, sequence: u32, flags: u8) -> Vec<u8> {
         let mut packet = vec![0; 40];
         (packet[0], packet[9]) = (0x45, 6);

@@ -1,7 +1,7 @@
-//! `kedge-try`: what `make try` runs after everything is built.
+//! `kedge-try`: the program that `make try` runs after building.
 //!
 //! With a terminal it shows everything, leaves it running, and ends with Ctrl-C. Without one it runs once and
-//! exits with 0 only if every step was seen through the API. The steps are [`kedge_rig::demo`]'s.
+//! exits with 0 only if every step was confirmed through the API. The steps are [`kedge_rig::demo`]'s.
 
 use std::process::ExitCode;
 

@@ -1,8 +1,10 @@
-//! A node behind two routers that translate addresses, one at home and one of a provider: it reaches the hub, and nobody reaches it.
+//! A node behind two routers that translate addresses, one at home and one of a provider: it can reach the
+//! hub, but no other machine can reach it.
 //!
-//! Owns three network namespaces, the wires between them and the calling thread's, and the routers' tables. Always holds: the only way
-//! between hub and node is by both routers, which pass in only what belongs to a connection from inside; the machine's own network has
-//! no part in it. Needs root, `ip` and `iptables`. The hub listens where it does for lines ([`crate::lossy_line::HUB`]).
+//! Owns three network namespaces, the wires between them and the calling thread's, and the routers' tables.
+//! Always holds: the only path between hub and node leads through both routers, which let in only packets of
+//! connections that began inside; the machine's own network is not involved. Needs root, `ip` and `iptables`.
+//! The hub listens on the same address as for lines ([`crate::lossy_line::HUB`]).
 
 use std::fs::File;
 use std::io;
@@ -14,7 +16,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 /// The node's own address.
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 168, 7, 2);
-/// The address that the hub sees of it: the provider's.
+/// The node's address as the hub sees it: the provider's.
 pub const SEEN: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 
 /// See the module.
@@ -25,7 +27,7 @@ pub struct Nat {
 }
 
 impl Nat {
-    /// Between the network of the calling thread and one of a node.
+    /// Makes one between the network of the calling thread and that of a node.
     ///
     /// # Errors
     /// This needs root, `ip` and `iptables`.
@@ -46,22 +48,22 @@ impl Nat {
         Ok(Nat { node, provider, _home: home })
     }
 
-    /// The provider's router begins anew: it forgets all connections, drops what belongs to none that it has seen begin, and has another
-    /// address, 198.51.100.`last`.
+    /// Restarts the provider's router: it forgets all connections, drops packets of connections whose
+    /// beginning it has not seen, and gets another address, 198.51.100.`last`.
     ///
     /// # Errors
     /// As [`Nat::open`].
     pub fn forget(&self, last: u8) -> io::Result<()> {
         at(&self.provider, || {
             std::fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", "0")?;
-            // what was translated to an address is forgotten with it
+            // translations to an address are forgotten with it
             ran("ip", &["address", "flush", "dev", "out"])?;
             ran("ip", &["address", "add", &format!("198.51.100.{last}/24"), "dev", "out"])?;
             ran("ip", &["route", "replace", "default", "via", "198.51.100.1"])
         })
     }
 
-    /// Does something in the node's network; so do the threads and processes started there.
+    /// Runs `work` in the node's network; threads and processes that it starts are there, too.
     ///
     /// # Panics
     /// `work` panics.
@@ -70,7 +72,7 @@ impl Nat {
     }
 }
 
-/// A new one.
+/// Makes a new network namespace.
 fn network() -> io::Result<File> {
     let made = std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET)?;
@@ -90,7 +92,7 @@ fn at<T: Send>(network: &File, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Two ends in two networks; `None`: the calling thread's.
+/// Makes a wire with its two ends in two networks; `None`: the calling thread's.
 fn wire(from: Option<&File>, name: &str, to: &File, far: &str) -> io::Result<()> {
     let there = format!("/proc/{}/fd/{}", std::process::id(), to.as_raw_fd());
     let make = || ran("ip", &["link", "add", name, "type", "veth", "peer", "name", far, "netns", &there]);
@@ -100,7 +102,7 @@ fn wire(from: Option<&File>, name: &str, to: &File, far: &str) -> io::Result<()>
     }
 }
 
-/// In the calling thread's network.
+/// Sets up a router in the calling thread's network.
 fn router(out: &str, next: &str, inside: &str) -> io::Result<()> {
     for (device, address) in [("out", out), ("in", inside)] {
         ran("ip", &["address", "add", address, "dev", device])?;

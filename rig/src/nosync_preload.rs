@@ -1,6 +1,7 @@
-//! A program whose fsyncs do nothing, for power-cut tests that must show that they notice it.
+//! A program whose fsyncs have no effect, for power-cut tests that must prove that they notice it.
 //!
-//! The program is the real one; a library preloaded into it answers fsync and fdatasync and does nothing.
+//! The program is the real one; a library preloaded into it answers fsync and fdatasync without doing
+//! anything.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +28,7 @@ impl Skips {
     }
 }
 
-/// A program in `directory` that runs `program` with the same arguments, without these syncs.
+/// Makes a program in `directory` that runs `program` with the same arguments, without these syncs.
 ///
 /// # Errors
 /// No C compiler, or the directory cannot be written.

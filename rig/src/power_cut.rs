@@ -1,8 +1,10 @@
-//! Cuts the power at every flush of a program's run on a real file system, and checks every disk that could be left.
+//! Cuts the power at every flush of a program's run on a real file system, and checks every disk that could
+//! be left.
 //!
-//! Owns the order: the run on a [`LoggedDisk`], the rebuilt disks, the threads that check them, the count of what was found.
-//! Always holds: a disk is checked for each flush and for each acknowledgement; a check that panics is a violation; the
-//! first violations are described, the others only counted. The caller decides what runs and what must survive.
+//! Owns the procedure: the run on a [`LoggedDisk`], the rebuilt disks, the threads that check them, the count
+//! of results. Always holds: a disk is checked for each flush and for each acknowledgement; a check that
+//! panics is a violation; the first violations are described, the others only counted. The caller chooses the
+//! program and the data that must survive.
 //!
 //! `KEDGE_CRASH_FULL=1` checks more disks, `KEDGE_CRASH_SEED` chooses other random parts.
 
@@ -17,33 +19,33 @@ use crate::Scratch;
 use crate::error::RigError;
 use crate::logged_disk::{self, Choice, Cut, Cuts, FileSystem, LoggedDisk, Mounted};
 
-/// Violations described; further ones are only counted.
+/// Most violations that are described; further ones are only counted.
 const DESCRIBED: usize = 3;
 
-/// What a run leaves for the checks.
+/// The history of a run, for the checks.
 pub trait History: Sync {
     /// Positions of the log at which something new was acknowledged.
     fn acknowledged(&self) -> Vec<u64>;
 
-    /// What was under way at this position; `None`: nothing that concerns the checks yet.
+    /// The step in progress at this position; `None`: nothing that concerns the checks yet.
     fn step_at(&self, _at: u64) -> Option<&'static str> {
         Some("the run")
     }
 }
 
-/// Where a run takes place and how many disks are checked.
+/// The place of a run and the number of disks to check.
 #[derive(Debug, Clone, Copy)]
 pub struct Cutting<'a> {
     /// For names of directories.
     pub name: &'a str,
     pub file_system: FileSystem,
-    /// Where the disk is mounted during the run; made if missing.
+    /// The mount point of the disk during the run; made if missing.
     pub mount: &'a Path,
-    /// Random parts of the writes under way that survive, besides none of them.
+    /// Number of random parts of unflushed writes that survive, besides none.
     pub subsets: usize,
-    /// Only one of these at each flush, by turns.
+    /// Only one of these at each flush, in turns.
     pub thin: bool,
-    /// Stop after so many violations.
+    /// Stops after this many violations.
     pub enough: Option<usize>,
 }
 
@@ -51,17 +53,17 @@ pub struct Cutting<'a> {
 #[derive(Debug)]
 pub struct Rebuilt<'a> {
     pub cut: &'a Cut,
-    /// A directory for the check's own files, which the next check of this thread finds again.
+    /// A directory for the check's own files, which the next check on this thread finds again.
     pub directory: &'a Path,
     file_system: FileSystem,
     is_unmountable: AtomicBool,
 }
 
 impl Rebuilt<'_> {
-    /// Mounts a fresh copy of the disk. To be called again only after the one before was dropped.
+    /// Mounts a fresh copy of the disk. The previous one must have been dropped.
     ///
     /// # Errors
-    /// The kernel does not mount it.
+    /// The kernel cannot mount it.
     pub fn mount(&self) -> Result<Mounted, String> {
         let mount = self.directory.join("mount");
         let made = std::fs::create_dir_all(&mount).map_err(RigError::io("make", &mount));
@@ -75,20 +77,20 @@ impl Rebuilt<'_> {
     }
 }
 
-/// What the checks found.
+/// The results of the checks.
 #[derive(Debug, Default)]
 pub struct Report {
     pub writes: usize,
     pub flushes: usize,
     pub acknowledgements: usize,
-    /// Disks checked.
+    /// Number of checked disks.
     pub disks: usize,
     pub violations: usize,
-    /// Disks that the kernel does not mount: not the program's fault, and they show nothing about it.
+    /// Disks that the kernel cannot mount: not the program's fault, and they prove nothing about it.
     pub unmountable: usize,
     /// The first violations; the disk of each is kept.
     pub described: Vec<String>,
-    /// Disks by the step that was cut.
+    /// Number of disks by the interrupted step.
     steps: BTreeMap<&'static str, usize>,
 }
 
@@ -109,7 +111,7 @@ impl fmt::Display for Report {
 
 impl Report {
     /// # Panics
-    /// There were violations, or fewer than `disks` disks: too few to show anything.
+    /// There were violations, or fewer than `disks` disks: too few to prove anything.
     #[track_caller]
     pub fn assert_none_wrong(&self, disks: usize) {
         assert!(self.violations + self.unmountable == 0, "{self}\n{}", self.described.join("\n\n"));
@@ -117,16 +119,16 @@ impl Report {
     }
 }
 
-/// Whether more than usual is to be checked.
+/// True if more disks than usual are to be checked.
 pub fn is_full() -> bool {
     std::env::var_os("KEDGE_CRASH_FULL").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
-/// Whether this machine can cut this file system. What a developer's machine lacks is reported past the test runner, which
-/// hides what passing tests print.
+/// True if this machine can cut this file system. Missing requirements of a developer's machine are reported
+/// past the test runner, which hides the output of passing tests.
 ///
 /// # Panics
-/// CI lacks something.
+/// CI lacks a requirement.
 pub fn is_possible(file_system: &FileSystem) -> bool {
     let Some(missing) = logged_disk::missing(file_system) else { return true };
     let why = format!("no power can be cut on {} here, missing: {missing}", file_system.name);
@@ -141,8 +143,8 @@ pub fn print_past_test_runner(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Runs `run` on a new disk, cuts the power when it returns, and calls `check` with every disk that a cut at any flush or
-/// acknowledgement could have left. An error or a panic of `check` is a violation.
+/// Runs `run` on a new disk, cuts the power when it returns, and calls `check` with every disk that a cut at
+/// any flush or acknowledgement could have left. An error or a panic of `check` is a violation.
 ///
 /// # Errors
 /// The disk cannot be made or read.
@@ -208,7 +210,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<H: History, C: Fn(&H, &Rebuilt<'_>) -> Result<(), String> + Sync> Checks<'_, H, C> {
-    /// Checks one disk after the other until all are checked.
+    /// Checks one disk after another until all are checked.
     fn work(&self, worker: usize) {
         let directory: PathBuf = self.files.join(format!("worker-{worker}"));
         std::fs::create_dir_all(&directory).expect("a directory in our own");
@@ -233,7 +235,7 @@ impl<H: History, C: Fn(&H, &Rebuilt<'_>) -> Result<(), String> + Sync> Checks<'_
         }
     }
 
-    /// Whether enough was found.
+    /// Returns true if enough was found.
     fn count(
         &self,
         cut: &Cut,

@@ -1,4 +1,5 @@
-//! Programs that run with a library of ours preloaded, for tests that need the real program on a system that misbehaves.
+//! Programs that run with a library of ours preloaded, for tests that need the real program on a system with
+//! faults.
 //!
 //! Needs a C compiler, and a program that is not static.
 
@@ -8,8 +9,8 @@ use std::process::Command;
 
 use crate::error::RigError;
 
-/// Compiles `source` in `directory` and writes a program there that runs `program` with the same arguments, with the library and this
-/// environment. `name` is the program's; the library's files have it, too.
+/// Compiles `source` in `directory` and writes a program there that runs `program` with the same arguments,
+/// with the library and this environment. `name` is that of the program and of the library's files.
 ///
 /// # Errors
 /// No C compiler, or the directory cannot be written.

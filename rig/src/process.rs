@@ -1,6 +1,7 @@
-//! What the kernel shows of a process: memory, threads, descriptors, processor time.
+//! The kernel's figures of a process: memory, threads, descriptors, processor time.
 //!
-//! Always holds: numbers are the kernel's own, in the units named; a process that is gone is an error, not a zero.
+//! Always holds: numbers are the kernel's own, in the units given; a process that is gone is an error, not a
+//! zero.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use crate::error::RigError;
 /// The kernel's unit of processor time for programs: `USER_HZ`, 100 on every Linux architecture we build for.
 const TICKS_PER_SEC: f64 = 100.0;
 
-/// A little more than an agent takes between two times that it gives its code back.
+/// Slightly longer than the interval at which an agent gives back its code.
 const AGENT_TURN: Duration = Duration::from_secs(35);
 
 /// One process.
@@ -22,18 +23,18 @@ pub struct Process {
 /// Memory in KiB.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory {
-    /// Its share of what it maps.
+    /// Its share of all mapped pages.
     pub pss: f64,
-    /// All it maps that is present.
+    /// All mapped pages that are present.
     pub rss: f64,
-    /// Present and no other process's.
+    /// Present pages that no other process has.
     pub private: f64,
-    /// The part of `private` that was written: what a leak adds to, whatever other processes share.
+    /// The written part of `private`: a leak adds to this, whatever other processes share.
     pub dirty: f64,
 }
 
 impl Process {
-    /// By its id.
+    /// The process of this id.
     pub fn new(pid: i32) -> Process {
         Process { dir: Path::new("/proc").join(pid.to_string()) }
     }
@@ -50,7 +51,7 @@ impl Process {
         }
     }
 
-    /// From `smaps_rollup`.
+    /// Reads `smaps_rollup`.
     pub fn memory(&self) -> Result<Memory, RigError> {
         let text = self.read("smaps_rollup")?;
         let field = |name: &str| {
@@ -64,7 +65,8 @@ impl Process {
         Ok(Memory { pss: field("Pss")?, rss: field("Rss")?, private: field("Private_Clean")? + dirty, dirty })
     }
 
-    /// The most of [`AGENT_TURN`]: one look shows an agent just after it gave its code back, or just before.
+    /// The maximum over [`AGENT_TURN`]: a single reading may be just after the agent gave back its code, or
+    /// just before.
     pub fn most_memory(&self) -> Result<Memory, RigError> {
         let end = Instant::now() + AGENT_TURN;
         let mut most = self.memory()?;
@@ -78,23 +80,23 @@ impl Process {
         Ok(most)
     }
 
-    /// How many of its entries a directory of the process has: `task`, `fd`.
+    /// The number of entries in a directory of the process: `task`, `fd`.
     pub fn count(&self, name: &str) -> Result<usize, RigError> {
         let path = self.dir.join(name);
         Ok(fs::read_dir(&path).map_err(RigError::io("read", &path))?.count())
     }
 
-    /// Processor time so far, own and system's, in seconds; threads that ended included.
+    /// Processor time so far, in user and system mode, in seconds; includes threads that ended.
     pub fn cpu_secs(&self) -> Result<f64, RigError> {
         self.ticks(2)
     }
 
-    /// The same with that of all processes that it started and that have ended.
+    /// The same, including that of all child processes that have ended.
     pub fn cpu_secs_with_children(&self) -> Result<f64, RigError> {
         self.ticks(4)
     }
 
-    /// The sum of so many of user, system, children's user, children's system.
+    /// The sum of the first `count` of: user, system, children's user, children's system.
     fn ticks(&self, count: usize) -> Result<f64, RigError> {
         let text = self.read("stat")?;
         let after_name = text.rsplit(')').next().unwrap_or_default();
@@ -106,7 +108,7 @@ impl Process {
         Ok(ticks.iter().sum::<f64>() / TICKS_PER_SEC)
     }
 
-    /// How often its threads that live now were taken off a processor because they waited.
+    /// How often its present threads gave up a processor because they had to wait.
     pub fn waits(&self) -> Result<u64, RigError> {
         let path = self.dir.join("task");
         let mut waits = 0;
@@ -121,7 +123,7 @@ impl Process {
     }
 }
 
-/// Bytes of all files of a directory, without its subdirectories.
+/// Bytes of all files in a directory, without its subdirectories.
 pub fn bytes_in(dir: &Path) -> Result<u64, RigError> {
     let mut bytes = 0;
     for entry in fs::read_dir(dir).map_err(RigError::io("read", dir))?.flatten() {
@@ -132,7 +134,8 @@ pub fn bytes_in(dir: &Path) -> Result<u64, RigError> {
     Ok(bytes)
 }
 
-/// Files below a directory and their bytes, subdirectories included. What goes while it is counted is not counted.
+/// Number and bytes of the files below a directory, including subdirectories. Files that are removed
+/// meanwhile are not counted.
 #[must_use]
 pub fn files_below(dir: &Path) -> (usize, u64) {
     let (mut files, mut bytes) = (0, 0);

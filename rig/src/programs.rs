@@ -1,6 +1,8 @@
-//! Where the programs are that tests and `make try` run: our own, as `.ci/build` leaves them, and the fetched kubectl.
+//! The paths of the programs that tests and `make try` run: our own, as `.ci/build` makes them, and the
+//! fetched kubectl.
 //!
-//! Always holds: a program that is returned exists. Nothing is built or fetched here; the error says how.
+//! Always holds: a program that is returned exists. Nothing is built or fetched here; the error contains the
+//! command for that.
 
 use std::path::{Path, PathBuf};
 
@@ -9,13 +11,13 @@ use crate::error::RigError;
 /// The kubectl that is used. It must be the newest of those that `hub/tests/kubectl/fetch` gets.
 const KUBECTL_VERSION: &str = "1.36";
 
-/// A program of this workspace from cargo's debug directory: the one the running program or test came from, or
+/// A program of this workspace from cargo's debug directory: the one of the running program or test, or
 /// `$KEDGE_PROGRAMS`.
 pub fn built(name: &str) -> Result<PathBuf, RigError> {
     existing(name, build_dir()?.join(name), ".ci/build")
 }
 
-/// The agent that knows the configuration field `kedge.faultInjection`.
+/// The agent that supports the configuration field `kedge.faultInjection`.
 pub fn agent_with_faults() -> Result<PathBuf, RigError> {
     let dir = build_dir()?;
     existing("kedge with fault injection", dir.with_file_name("faults").join("kedge"), ".ci/build")
@@ -45,7 +47,7 @@ fn build_dir() -> Result<PathBuf, RigError> {
     let own = std::env::current_exe()
         .map_err(|source| RigError::Io { tried: "find the running program".into(), source })?;
     let dir = own.parent().unwrap_or(Path::new("/"));
-    // a test program lies one deeper
+    // the program of a test is one level deeper
     Ok(if dir.ends_with("deps") { dir.parent().unwrap_or(dir).to_owned() } else { dir.to_owned() })
 }
 

@@ -1,7 +1,8 @@
-//! Debian's `docker-registry`, as sites run it: over TLS with an authority of its own, and with a password or with tokens.
+//! Debian's `docker-registry`, as sites run it: over TLS with an authority of its own, and with a password or
+//! with tokens.
 //!
-//! Always holds: images are put into its storage as files, so that nothing of ours pushes what ours pulls; the process ends with its
-//! [`RealRegistry`], and with the program that started it.
+//! Always holds: images are put into its storage as files, so that no code of ours pushes the images that
+//! ours pulls; the process ends with its [`RealRegistry`], and with the program that started it.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpStream};
@@ -18,17 +19,17 @@ use sha2::{Digest as _, Sha256};
 use crate::error::RigError;
 use crate::scratch::poll;
 
-/// Who may read.
+/// The user that may read.
 pub const USER: &str = "edge";
-/// By this password.
+/// The password of that user.
 pub const PASSWORD: &str = "s3cret";
-/// The same by bcrypt, in the form of htpasswd.
+/// The password as a bcrypt hash, in the format of htpasswd.
 const HTPASSWD: &str = "edge:$2y$05$abcdefghijklmnopqrstuuLK7U1u6pVRmL7L1BBM2aS35PSZnDXlK\n";
-/// Longest that it takes to listen.
+/// Longest time until it listens.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Who signs tokens, and for whom.
+/// The issuer of tokens, and their audience.
 const ISSUER: &str = "site";
-/// How much longer than it says a token is taken by the registry.
+/// How much longer than stated the registry accepts a token.
 const LEEWAY_SECS: u64 = 60;
 
 /// The registry on a port of loopback.
@@ -43,7 +44,7 @@ impl Drop for RealRegistry {
     }
 }
 
-/// Whether the program is installed.
+/// True if the program is installed.
 #[must_use]
 pub fn is_installed() -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -51,7 +52,8 @@ pub fn is_installed() -> bool {
 }
 
 impl RealRegistry {
-    /// Makes in `directory` an authority, and a certificate from it for these names and addresses; returns the authority in PEM.
+    /// Makes in `directory` an authority, and a certificate from it for these names and addresses; returns
+    /// the authority in PEM.
     ///
     /// # Errors
     /// The files cannot be written.
@@ -78,15 +80,16 @@ impl RealRegistry {
         Ok(authority)
     }
 
-    /// Starts it with what [`RealRegistry::certify`] and [`store`] left in `directory`, and waits until it listens.
+    /// Starts it with the files that [`RealRegistry::certify`] and [`store`] made in `directory`, and waits
+    /// until it listens.
     ///
     /// # Errors
-    /// The program is not there, or does not listen; its log is in the error.
+    /// The program is missing, or does not listen; its log is in the error.
     pub fn start(directory: &Path, port: u16) -> Result<RealRegistry, RigError> {
         Self::start_with(directory, port, &json!({}))
     }
 
-    /// The same, to which tokens give access that a server at this URL gives: see [`token`].
+    /// The same, with access by tokens that a server at this URL issues: see [`token`].
     ///
     /// # Errors
     /// As [`RealRegistry::start`].
@@ -96,7 +99,7 @@ impl RealRegistry {
         Self::start_with(directory, port, &json!({"auth": {"token": token}}))
     }
 
-    /// The same, which sends whoever wants a blob to a file below this URL.
+    /// The same, redirecting requests for blobs to files below this URL.
     ///
     /// # Errors
     /// As [`RealRegistry::start`].
@@ -105,7 +108,7 @@ impl RealRegistry {
         Self::start_with(directory, port, &json!({"middleware": {"storage": [redirect]}}))
     }
 
-    /// With other parts of its configuration.
+    /// With additional parts of its configuration.
     fn start_with(directory: &Path, port: u16, parts: &Value) -> Result<RealRegistry, RigError> {
         let shown = directory.display();
         let mut config = json!({
@@ -135,7 +138,7 @@ impl RealRegistry {
             .spawn()
             .map_err(RigError::io("start docker-registry with", &path))?;
         let mut registry = RealRegistry { process };
-        // one that has ended never will
+        // a registry that has ended will never listen
         let listens = poll(START_LIMIT, || match registry.process.try_wait() {
             Ok(Some(_)) => Some(false),
             _ => TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok().then_some(true),
@@ -150,7 +153,8 @@ impl RealRegistry {
     }
 }
 
-/// A token by which the registry that [`RealRegistry::certify`] made a key for lets its bearer read a repository, for so many seconds.
+/// A token with which the registry whose key [`RealRegistry::certify`] made lets its bearer read a
+/// repository, for this many seconds.
 ///
 /// # Errors
 /// The key cannot be read.
@@ -170,7 +174,7 @@ pub fn token(directory: &Path, repository: &str, secs: u64) -> Result<String, Ri
     let header = json!({"typ": "JWT", "alg": "ES256", "x5c": [certificate]});
     let claims = json!({
         "iss": ISSUER, "sub": USER, "aud": ISSUER, "jti": now.to_string(),
-        // it takes a token for a minute more
+        // the registry accepts a token for a minute more
         "nbf": now - LEEWAY_SECS, "iat": now - LEEWAY_SECS, "exp": now + secs - LEEWAY_SECS,
         "access": [{"type": "repository", "name": repository, "actions": ["pull"]}],
     });
@@ -180,7 +184,7 @@ pub fn token(directory: &Path, repository: &str, secs: u64) -> Result<String, Ri
     Ok(format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)))
 }
 
-/// The two numbers of a signature by P-256 as a token has them, of 32 bytes each, out of their form in ASN.1.
+/// The two numbers of a P-256 signature as a token contains them, of 32 bytes each, extracted from ASN.1.
 fn plain_signature(der: &[u8]) -> Vec<u8> {
     let mut numbers = der.get(2..).unwrap_or_default();
     let mut plain = Vec::new();
@@ -195,21 +199,21 @@ fn plain_signature(der: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// `user:password` as Docker's file of credentials has it.
+/// `user:password` as in Docker's file of credentials.
 #[must_use]
 pub fn docker_auth() -> String {
     BASE64_STANDARD.encode(format!("{USER}:{PASSWORD}"))
 }
 
-/// Where [`store`] has a blob, below `storage`.
+/// The path of a blob that [`store`] wrote, below `storage`.
 #[must_use]
 pub fn path_of_blob(digest: &str) -> PathBuf {
     let hex = digest.trim_start_matches("sha256:");
     Path::new("docker/registry/v2/blobs/sha256").join(&hex[..2]).join(hex).join("data")
 }
 
-/// Puts a manifest of any sort, and the blobs that it names, into the storage of the registry's own file driver; returns its digest.
-/// Without a tag it is found by that alone.
+/// Puts a manifest of any type, and the blobs that it refers to, into the storage of the registry's own file
+/// driver; returns its digest. Without a tag it can only be found by its digest.
 ///
 /// # Errors
 /// The files cannot be written.
@@ -235,7 +239,7 @@ pub fn store(
     Ok(format!("sha256:{hex}"))
 }
 
-/// The SHA-256 sum of these bytes, as registries write it.
+/// The SHA-256 digest of these bytes, in the notation of registries.
 #[must_use]
 pub fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hex(bytes))

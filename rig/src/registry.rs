@@ -1,7 +1,8 @@
-//! A registry on loopback that misbehaves as it is told: an image registry's HTTP API, in plain HTTP or over TLS, with faults.
+//! A registry on loopback that misbehaves on demand: an image registry's HTTP API, in plain HTTP or over TLS,
+//! with faults.
 //!
-//! Always holds: it serves exactly what was put in, and remembers every request, so that a test can see what went over the wire;
-//! a fault hits the requests it was made for, in order. Threads end with their connections.
+//! Always holds: it serves exactly the stored bytes, and remembers every request, so that a test can see the
+//! traffic; a fault affects the requests for which it was made, in order. Threads end with their connections.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -14,43 +15,43 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-/// What goes wrong with one answer.
+/// A fault of one answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The connection breaks after so many bytes of the body.
     CutAfter(usize),
-    /// The body ends after so many bytes, and its length says so.
+    /// The body ends after so many bytes, and so does its stated length.
     Truncated(usize),
-    /// More bytes than there should be.
+    /// More bytes than the blob has.
     Oversized(usize),
-    /// As many bytes, but others.
+    /// As many bytes, but different ones.
     OtherBytes,
-    /// 200 with everything, whatever range was asked for.
+    /// Status 200 with the whole content, whatever range was requested.
     IgnoredRange,
-    /// 206 with a range that begins elsewhere.
+    /// Status 206 with a range that begins elsewhere.
     OtherRange,
     /// This status and nothing else.
     Status(u16),
     /// A redirect to this base URL; the path is kept.
     RedirectTo(String),
-    /// The head of an answer, and then nothing: until the other side goes away.
+    /// The head of an answer, and then nothing until the other side closes.
     Stall,
-    /// From this request on the tokens given before have expired; `/token` gives this one.
+    /// From this request on the earlier tokens have expired; `/token` issues this one.
     NewToken(String),
 }
 
-/// Who may read.
+/// The credentials that are needed for reading.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Access {
     #[default]
     Anyone,
     /// `user:password` with each request.
     Basic(String),
-    /// A token that the path `/token` gives to this `user:password`, or to anybody if it is empty.
+    /// A token that the path `/token` issues to this `user:password`, or to anybody if it is empty.
     Bearer { user: String, token: String },
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub path: String,
@@ -64,7 +65,7 @@ struct State {
     is_out: bool,
     /// Path, content type, bytes.
     served: BTreeMap<String, (String, Vec<u8>)>,
-    /// Which paths contain it, and what goes wrong; each once.
+    /// A part of the affected paths, and the fault; each is used once.
     faults: Vec<(String, Fault)>,
     access: Access,
     seen: Vec<Seen>,
@@ -74,7 +75,7 @@ struct State {
 #[derive(Clone)]
 pub struct FakeRegistry {
     address: SocketAddr,
-    /// Absent: it speaks plain HTTP.
+    /// Absent for plain HTTP.
     tls: Option<Arc<ServerConfig>>,
     state: Arc<Mutex<State>>,
 }
@@ -82,11 +83,11 @@ pub struct FakeRegistry {
 trait Connection: Read + Write {}
 impl<T: Read + Write> Connection for T {}
 
-/// What is read of it is buffered; answers are written to what is below.
+/// Reads are buffered; answers are written to the inner connection.
 type Caller = BufReader<Box<dyn Connection>>;
 
 impl FakeRegistry {
-    /// A registry that has nothing yet.
+    /// An empty registry.
     ///
     /// # Errors
     /// No port of loopback is free.
@@ -94,10 +95,11 @@ impl FakeRegistry {
         Self::listen(None)
     }
 
-    /// The same over TLS, with the certificate and the key that [`crate::real_registry::RealRegistry::certify`] left in this directory.
+    /// The same over TLS, with the certificate and the key that
+    /// [`crate::real_registry::RealRegistry::certify`] left in this directory.
     ///
     /// # Errors
-    /// No port of loopback is free, or there is no certificate.
+    /// No port of loopback is free, or the certificate is missing.
     pub fn start_tls(directory: &Path) -> io::Result<Self> {
         let chain = CertificateDer::from_pem_file(directory.join("leaf.pem")).map_err(io::Error::other)?;
         let key = PrivateKeyDer::from_pem_file(directory.join("leaf.key")).map_err(io::Error::other)?;
@@ -118,26 +120,26 @@ impl FakeRegistry {
                     return;
                 }
                 let serving = serving.clone();
-                // what a broken connection says is the test's business
+                // the test handles errors of a broken connection
                 thread::spawn(move || serving.serve(connection));
             }
         })?;
         Ok(registry)
     }
 
-    /// `127.0.0.1:port`, as it stands in an image's name.
+    /// `127.0.0.1:port`, as in an image's name.
     #[must_use]
     pub fn name(&self) -> String {
         self.address.to_string()
     }
 
-    /// From now on nothing listens there, and connections that stand end at their next request.
+    /// Stops listening, and ends open connections at their next request.
     ///
     /// # Errors
     /// It was out already.
     pub fn go_out(&self) -> io::Result<()> {
         self.state().is_out = true;
-        // its listener waits for one more connection
+        // wakes the listener, which waits for a connection
         TcpStream::connect(self.address).map(drop)
     }
 
@@ -150,17 +152,17 @@ impl FakeRegistry {
         self.state().served.insert(format!("/v2/{path}"), (content_type.to_owned(), bytes.to_vec()));
     }
 
-    /// Serves bytes at this path, which is no registry's.
+    /// Serves bytes at this path, outside of the registry's API.
     pub fn put_file(&self, path: &str, bytes: &[u8]) {
         self.state().served.insert(path.to_owned(), ("application/octet-stream".to_owned(), bytes.to_vec()));
     }
 
-    /// The next answer to a path that contains `part` goes wrong.
+    /// Makes the next answer to a path that contains `part` fail.
     pub fn fail(&self, part: &str, fault: Fault) {
         self.state().faults.push((part.to_owned(), fault));
     }
 
-    /// Who may read from now on.
+    /// Sets the credentials that are needed from now on.
     pub fn set_access(&self, access: Access) {
         self.state().access = access;
     }
@@ -182,7 +184,7 @@ impl FakeRegistry {
         let mut caller = BufReader::new(connection);
         loop {
             let seen = match read_request(&mut caller) {
-                // no text: a client that begins with TLS, to which a real one answers so
+                // not text: the client begins with TLS, which a real one answers like this
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     return head(caller.get_mut(), 400, "", 0);
                 }
@@ -199,7 +201,7 @@ impl FakeRegistry {
         }
     }
 
-    /// Whether the connection goes on.
+    /// Returns true if the connection stays open.
     fn answer(&self, seen: &Seen, writer: &mut dyn Connection) -> io::Result<bool> {
         let path = seen.path.split('?').next().unwrap_or_default();
         let (fault, access, served) = {
@@ -249,7 +251,7 @@ fn basic(user: &str) -> String {
     format!("Basic {}", base64::prelude::BASE64_STANDARD.encode(user))
 }
 
-/// The challenge for a request that lacks what it needs.
+/// The challenge for a request without the needed credentials.
 fn refused(access: &Access, seen: &Seen, name: &str) -> Option<String> {
     let (needed, challenge) = match access {
         Access::Anyone => return None,

@@ -1,7 +1,7 @@
 //! A directory for one test or one run of a program, and waiting for something outside this process.
 //!
-//! Always holds: the directory is new, readable by its owner only, and removed when dropped; it is kept after a panic, on
-//! request, and where `KEDGE_KEEP_SCRATCH` is set.
+//! Always holds: the directory is new, readable by its owner only, and removed when dropped; it is kept after
+//! a panic, on request, and where `KEDGE_KEEP_SCRATCH` is set.
 
 use std::io;
 use std::ops::Deref;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// A directory of our own. Dereferences to its path.
+/// A directory of our own. It dereferences to its path.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -23,7 +23,8 @@ impl Scratch {
         Scratch::below(&std::env::temp_dir(), purpose)
     }
 
-    /// The same in memory where the machine has such a place: for many files, and for disks whose flushes should cost nothing.
+    /// The same in memory where the machine has such a directory: for many files, and for disks whose flushes
+    /// should cost nothing.
     pub fn in_memory(purpose: &str) -> io::Result<Scratch> {
         let memory = Path::new("/dev/shm");
         if memory.is_dir() { Scratch::below(memory, purpose) } else { Scratch::new(purpose) }
@@ -47,10 +48,10 @@ impl Scratch {
         &self.path
     }
 
-    /// Writes a file below it, with the directories that lead there; an existing file is replaced whole.
+    /// Writes a file below it, making missing directories; an existing file is replaced as a whole.
     ///
     /// # Panics
-    /// It cannot be written: no test goes on without its files.
+    /// It cannot be written: a test cannot continue without its files.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path.join(name);
         let temporary = path.with_added_extension("tmp");
@@ -61,7 +62,7 @@ impl Scratch {
         path
     }
 
-    /// Leaves it on disk when dropped.
+    /// Keeps it on disk when dropped.
     pub fn keep(&mut self) {
         self.keep = true;
     }
@@ -97,8 +98,8 @@ impl Drop for Scratch {
 /// How often [`poll`] calls its probe.
 const POLL_EVERY: Duration = Duration::from_millis(20);
 
-/// Calls `probe` until it returns something or the limit has passed. For what cannot be waited for otherwise: files and
-/// processes of others.
+/// Calls `probe` until it returns something or the limit has passed. For events that cannot be awaited
+/// otherwise: files and processes of others.
 pub fn poll<T>(limit: Duration, probe: impl FnMut() -> Option<T>) -> Option<T> {
     poll_every(POLL_EVERY, limit, probe)
 }
@@ -121,10 +122,10 @@ pub(crate) fn poll_every<T>(
     }
 }
 
-/// [`poll`] for a condition that must come true.
+/// [`poll`] for a condition that must become true.
 ///
 /// # Panics
-/// It did not within the limit.
+/// It did not become true within the limit.
 #[track_caller]
 pub fn wait_until(awaited: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
     let found = poll(limit, || is_so().then_some(()));

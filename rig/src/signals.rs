@@ -1,12 +1,12 @@
 //! SIGINT and SIGTERM as a message, without unsafe code.
 //!
-//! Owns one thread with tokio's signal driver. Once started, neither signal ends this process by itself any more; processes
-//! started from here get the default actions back.
+//! Owns one thread with tokio's signal driver. Once started, neither signal ends this process by itself any
+//! more; processes started from here get the default actions back.
 
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
 
-/// A signal that asks us to stop.
+/// A signal that orders us to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopSignal {
     /// SIGINT, as from Ctrl-C.

@@ -1,7 +1,7 @@
-//! A program that believes to run on a machine with less memory, for tests of limits that follow from it.
+//! A program that believes it runs on a machine with less memory, for tests of limits that depend on it.
 //!
-//! The program is the real one; a library preloaded into it answers `sysinfo`. Always holds: only what the program is told is smaller,
-//! not what it gets; a control group's own limit counts as before.
+//! The program is the real one; a library preloaded into it answers `sysinfo`. Always holds: only the
+//! reported memory is smaller, not the available one; a control group's own limit applies as before.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,8 @@ use crate::preload;
 
 const LIBRARY: &str = include_str!("small_machine_preload.c");
 
-/// A program in `directory` that runs `program` with the same arguments, on a machine with so many bytes of memory.
+/// Makes a program in `directory` that runs `program` with the same arguments, on a machine with this many
+/// bytes of memory.
 ///
 /// # Errors
 /// No C compiler, or the directory cannot be written.

@@ -1,33 +1,33 @@
-//! One figure, and the table of all: what was measured, what it should be, and how it was measured.
+//! One figure, and the table of all: the value, its goal, and how it was measured.
 //!
-//! Always holds: a verdict is computed from the value and the goal that stand beside it; a figure without a goal has none and
-//! says so. Nothing here measures.
+//! Always holds: a verdict is computed from the value and the goal beside it; a figure without a goal has no
+//! verdict. This module does not measure.
 
 use std::fmt::Write as _;
 
-/// What a value should be.
+/// The goal of a value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Goal {
     /// At most this.
     AtMost(f64),
     /// Exactly this.
     Exactly(f64),
-    /// No goal is set: for information.
+    /// Without a goal: for information.
     None,
 }
 
 /// One row.
 #[derive(Debug, Clone)]
 pub struct Figure {
-    /// What is measured.
+    /// The measured quantity.
     pub name: String,
     /// The number, in `unit`.
     pub value: f64,
     /// Its unit.
     pub unit: &'static str,
-    /// What it should be, in the same unit.
+    /// The goal, in the same unit.
     pub goal: Goal,
-    /// How it was measured, and what else is known about it.
+    /// How it was measured, and other remarks.
     pub how: String,
 }
 
@@ -37,13 +37,13 @@ impl Figure {
         Figure { name: name.to_owned(), value, unit, goal: Goal::None, how: how.into() }
     }
 
-    /// The same with one.
+    /// Adds a goal.
     pub fn with_goal(mut self, goal: Goal) -> Figure {
         self.goal = goal;
         self
     }
 
-    /// Whether the goal is met; none without a goal.
+    /// True if the goal is met; `None` without a goal.
     pub fn is_met(&self) -> Option<bool> {
         match self.goal {
             Goal::AtMost(limit) => Some(self.value <= limit),
@@ -73,7 +73,7 @@ impl Figure {
     }
 }
 
-/// The value below which half, or another share, of the values lie.
+/// The value below which this share of the values are, such as half.
 pub fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -81,7 +81,7 @@ pub fn quantile(values: &[f64], share: f64) -> f64 {
     sorted.get((last as f64 * share).round() as usize).copied().unwrap_or(f64::NAN)
 }
 
-/// All rows, aligned; the last column is as long as it is.
+/// All rows, aligned; the last column is not padded.
 pub fn render(figures: &[Figure]) -> String {
     let heading = ["figure", "value", "goal", "verdict", "how measured"].map(str::to_owned);
     let rows: Vec<[String; 5]> = std::iter::once(heading).chain(figures.iter().map(Figure::cells)).collect();
@@ -100,7 +100,7 @@ pub fn render(figures: &[Figure]) -> String {
     text
 }
 
-/// All rows as a Markdown table; a missed goal stands out.
+/// All rows as a Markdown table; a missed goal is bold.
 pub fn markdown(figures: &[Figure]) -> String {
     let mut text = "| figure | value | goal | how measured |\n|---|---|---|---|\n".to_owned();
     for figure in figures {
@@ -111,13 +111,13 @@ pub fn markdown(figures: &[Figure]) -> String {
     text
 }
 
-/// How many goals are met, how many missed.
+/// The number of met goals, and of missed ones.
 pub fn goals(figures: &[Figure]) -> (usize, usize) {
     let count = |wanted| figures.iter().filter(|figure| figure.is_met() == Some(wanted)).count();
     (count(true), count(false))
 }
 
-/// Whole numbers in groups of three, small ones with the digits that say something.
+/// Whole numbers in groups of three, small ones with their significant digits.
 fn number(value: f64) -> String {
     if !value.is_finite() {
         return "?".to_owned();

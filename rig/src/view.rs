@@ -1,8 +1,9 @@
-//! What the API server shows of Nodes, Leases and Events.
+//! The view of Nodes, Leases and Events through the API server.
 //!
-//! Owns one `kubectl get --watch` per resource and the state made of what they print. Always holds: everything in the
-//! state came through the API; nothing is taken from a node's disk or process. A watch that ends (the hub restarts) is
-//! begun again, and until then the state is the last one known. Objects deleted while no watch ran stay in it.
+//! Owns one `kubectl get --watch` per resource and the state that is built from their output. Always holds:
+//! the whole state came through the API; nothing is taken from a node's disk or process. A watch that ends
+//! (because the hub restarts) is begun again, and until then the state is the last known one. Objects that
+//! were deleted while no watch ran stay in it.
 
 use std::collections::BTreeMap;
 use std::io::BufReader;
@@ -25,37 +26,38 @@ const WATCHED: [(&str, &[&str]); 3] = [
 ];
 /// Pause before a watch is begun again.
 const AGAIN_AFTER: Duration = Duration::from_millis(300);
-/// How often a wait looks even if nothing changed: for what depends on time.
+/// Interval of checks during a wait even if nothing changed: for conditions that depend on time.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// What is remembered of one node's renewals and of all facts together: some hours of a try-out. The oldest half goes first.
+/// Most remembered renewals of one node, and facts in total: some hours of a try-out. The oldest half is
+/// dropped first.
 const REMEMBERED: usize = 20_000;
 
 /// One change that the API showed.
 #[derive(Debug, Clone)]
 pub struct Fact {
-    /// When it was seen here.
+    /// The time at which it was seen here.
     pub at: Instant,
-    /// The node it is about.
+    /// The node that it concerns.
     pub node: String,
-    /// What it is.
+    /// The change.
     pub kind: FactKind,
 }
 
-/// What a [`Fact`] is about.
+/// The kinds of [`Fact`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FactKind {
-    /// A condition has another status, message or reason.
+    /// A condition has a new status, message or reason.
     Condition {
         /// Its type, such as `ConfigOK`.
         name: String,
         /// `True`, `False` or `Unknown`.
         status: String,
-        /// For people.
+        /// The text for people.
         message: String,
-        /// For people too, in `ConfigOK`'s case.
+        /// Also for people, in `ConfigOK`'s case.
         reason: String,
     },
-    /// `status.config` is another one.
+    /// `status.config` has changed.
     Config(ConfigStatus),
     /// An event about the node.
     Event {
@@ -71,11 +73,11 @@ pub enum FactKind {
 pub struct ConfigStatus {
     /// UID of the ConfigMap the node acknowledges as assigned.
     pub assigned: Option<String>,
-    /// UID of the one that runs.
+    /// UID of the one in use.
     pub active: Option<String>,
     /// UID of the last-known-good.
     pub last_known_good: Option<String>,
-    /// Why active is not assigned, or empty.
+    /// The reason why active is not assigned, or empty.
     pub error: String,
 }
 
@@ -86,9 +88,9 @@ pub struct World {
     renew_times: BTreeMap<String, String>,
     renewals: BTreeMap<String, Vec<Instant>>,
     facts: Vec<Fact>,
-    /// Events as last seen, by UID: a watch that is begun again shows them all once more.
+    /// The last seen Events, by UID: a watch that is begun again shows them all once more.
     events: BTreeMap<String, String>,
-    /// Facts dropped from the front, so that an index into all facts stays true.
+    /// Number of facts dropped from the front, so that an index into all facts stays valid.
     dropped: usize,
 }
 
@@ -103,22 +105,23 @@ impl World {
         conditions(self.nodes.get(node)?).find(|(found, ..)| *found == name).map(|(_, s, m, r)| (s, m, r))
     }
 
-    /// `status.config` of a node; all `None` if there is none.
+    /// `status.config` of a node; all fields are `None` if it is absent.
     pub fn config(&self, node: &str) -> ConfigStatus {
         self.nodes.get(node).map(config_status).unwrap_or_default()
     }
 
-    /// How often the Lease's renewTime changed, as seen here.
+    /// The number of changes of the Lease's renewTime, as seen here.
     pub fn renewal_count(&self, node: &str) -> usize {
         self.renewals.get(node).map_or(0, Vec::len)
     }
 
-    /// When renewals of the node's Lease were seen.
+    /// The times at which renewals of the node's Lease were seen.
     pub fn renewals(&self, node: &str) -> &[Instant] {
         self.renewals.get(node).map_or(&[], Vec::as_slice)
     }
 
-    /// The longest time between two renewals after `since`, counting the one before it and the time up to now.
+    /// The longest time between two renewals after `since`, counting the one before it and the time up to
+    /// now.
     pub fn longest_silence(&self, node: &str, since: Instant) -> Duration {
         let renewals = self.renewals(node);
         let first = renewals.partition_point(|at| *at < since).saturating_sub(1);
@@ -127,12 +130,12 @@ impl World {
         times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(Duration::MAX)
     }
 
-    /// All facts so far, and how many older facts are forgotten.
+    /// All facts so far, and the number of older ones that were dropped.
     pub fn facts(&self) -> (&[Fact], usize) {
         (&self.facts, self.dropped)
     }
 
-    /// Whether an event of this reason about this node was seen whose message contains `part`.
+    /// True if an event about this node with this reason was seen whose message contains `part`.
     pub fn saw_event(&self, node: &str, reason: &str, part: &str) -> bool {
         self.facts.iter().any(|fact| {
             fact.node == node
@@ -141,7 +144,7 @@ impl World {
         })
     }
 
-    /// One object from a watch.
+    /// Takes in one object from a watch.
     fn take(&mut self, resource: &str, deleted: bool, object: Value) {
         let name = text(&object, "/metadata/name").to_owned();
         match resource {
@@ -264,13 +267,13 @@ pub struct View {
 }
 
 struct Watch {
-    /// The kubectl that runs now, if one does.
+    /// The running kubectl, if any.
     child: Arc<Mutex<Option<Child>>>,
     thread: JoinHandle<()>,
 }
 
 impl View {
-    /// Begins to watch with this identity, which may list all Nodes, Leases and Events.
+    /// Begins to watch with this identity, which must be allowed to list all Nodes, Leases and Events.
     pub fn open(kubectl: &Kubectl) -> Result<View, RigError> {
         let mut view = View { shared: Arc::default(), watches: Vec::new() };
         for (resource, arguments) in WATCHED {
@@ -291,7 +294,8 @@ impl View {
         at(&self.shared.world())
     }
 
-    /// Waits until the API shows what is awaited. `on_look` is called on every look, also the last, and may end the wait.
+    /// Waits until the API shows the awaited state. `on_look` is called at every check, including the last,
+    /// and may end the wait.
     pub fn wait(
         &self,
         awaited: &str,
@@ -314,7 +318,7 @@ impl View {
         }
     }
 
-    /// [`View::wait`] without a on_look.
+    /// [`View::wait`] without `on_look`.
     pub fn wait_for(
         &self,
         awaited: &str,
@@ -372,7 +376,7 @@ fn keep_watching(
             *shared.complaint.lock().unwrap_or_else(PoisonError::into_inner) =
                 format!("watch of {resource}: {error}");
         }
-        // not a wait for something: only so that a hub that is away is not asked in a hot loop
+        // not waiting for an event: this only limits the rate of requests to a hub that is away
         std::thread::sleep(AGAIN_AFTER);
     }
 }

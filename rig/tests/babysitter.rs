@@ -1,7 +1,8 @@
-//! The babysitter with real processes: which messages it believes, when it kills, what it records, and that nothing outlives it.
+//! The babysitter with real processes: which messages count, when it kills, the recorded ends, and that no
+//! process outlives it.
 //!
-//! The process is this test program again, which performs the steps of `KEDGE_STEPS`. Waits end at a condition, never
-//! after a guessed time.
+//! The process is this test program again, which performs the steps of `KEDGE_STEPS`. Waits end at a
+//! condition, never after a guessed time.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says what failed")]
 
@@ -17,8 +18,8 @@ use kedge_rig::scratch::{poll, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Not a test: the service of the others. `child=X` sends X from a child process, a number sleeps so many
-/// milliseconds, `pings` never ends, and what else has a `=` is sent to the babysitter.
+/// Not a test: the service that the others run. `child=X` sends X from a child process, a number sleeps so
+/// many milliseconds, `pings` never ends, and other words with a `=` are sent to the babysitter.
 #[test]
 fn service() {
     let Ok(steps) = std::env::var("KEDGE_STEPS") else { return };
@@ -51,7 +52,7 @@ fn service() {
 }
 
 fn unit(scratch: &Scratch, steps: &str) -> Unit {
-    // what a shell ignores, the program that takes its place ignores, too
+    // signals that a shell ignores are also ignored by the program that replaces it
     let launch = if steps.contains("deaf") { "trap '' TERM; exec \"$@\"" } else { "exec \"$@\"" };
     let program = std::env::current_exe().unwrap();
     let mut command: Vec<_> = ["/bin/sh", "-c", launch, "sh"].map(Into::into).into();
@@ -79,7 +80,7 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Runs the steps once and compares what the recording command was given.
+/// Runs the steps once and compares the arguments of the recording command.
 #[track_caller]
 fn check(steps: &str, expect: &str) {
     let scratch = Scratch::new("babysitter").unwrap();
@@ -115,7 +116,7 @@ fn abort_is_recorded_with_its_signal() {
     babysitter.wait_ends(1, LIMIT).unwrap();
     let ends = read(&ends_file(&scratch));
     let first = ends.lines().next().unwrap_or_default();
-    // the kernel writes a core file or not
+    // the kernel may or may not write a core file
     assert!(["signal killed ABRT", "core-dump dumped ABRT"].contains(&first), "{first}");
 }
 
@@ -143,7 +144,7 @@ fn replacement_in_place_is_an_end_and_a_run() {
         babysitter.wait_until("the second run", LIMIT, |state| state.runs == 2 && state.is_ready()).unwrap();
     assert_eq!(again.pid, pid);
     assert!(again.ends.len() == 1 && again.ends[0].is_replaced, "{:?}", again.ends);
-    // one that is never ready again has the watchdog's limit only
+    // if it is never ready again, only the watchdog's limit applies
     let scratch = Scratch::new("babysitter").unwrap();
     let babysitter = Babysitter::start(unit(&scratch, "READY=1 RELOADING=1 60000")).unwrap();
     let ends = babysitter.wait_ends(2, LIMIT).unwrap();
@@ -157,7 +158,7 @@ fn suspended_process_is_killed_by_the_watchdog() {
     babysitter.wait_ready(LIMIT).unwrap();
     babysitter.signal(Signal::SIGSTOP);
     babysitter.wait_ends(1, LIMIT).unwrap();
-    // a suspended process does not get SIGABRT: only SIGKILL ends it
+    // a suspended process does not handle SIGABRT: only SIGKILL ends it
     assert_eq!(read(&ends_file(&scratch)).lines().next(), Some("watchdog killed KILL"));
 }
 
@@ -171,7 +172,7 @@ fn recorder_that_hangs_is_killed() {
     assert!(!ends[0].is_recorded);
 }
 
-/// One that the shell does not find, and one that cannot even be handed to it.
+/// A program that the shell does not find, and one that cannot even be passed to it.
 #[test]
 fn missing_program_counts_as_an_end() {
     for (program, status) in [("/nonexistent/kedge", "127"), ("/bin/true\0", "203")] {
@@ -208,7 +209,7 @@ fn dropped_babysitter_leaves_no_process() {
     assert!(!Path::new(&format!("/proc/{}", state.pid.unwrap())).exists());
 }
 
-/// The program form, which is killed or asked to stop; then its service is gone.
+/// The babysitter as a program, which is killed or stopped; then its service must be gone.
 #[track_caller]
 fn check_program(signal: Signal) {
     let scratch = Scratch::new("babysitter").unwrap();

@@ -1,11 +1,11 @@
-//! docs/conformance.md names tests that exist, and its numbers add up.
+//! docs/conformance.md refers to existing tests, and its numbers add up.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::{fs, io};
 
 const PAGE: &str = include_str!("../../docs/conformance.md");
-/// Tests of the suite that need running pods.
+/// Number of the suite's tests that need running pods.
 const ALL: usize = 179;
 
 /// The names of all test functions below a directory.

@@ -1,7 +1,9 @@
-//! What only a node can answer, through kubectl: how long it takes, how much passes, and what a session costs while it stands.
+//! Requests that only a node can answer, through kubectl: their duration, their bytes, and the memory of an
+//! open session.
 //!
-//! Always holds: real kubectl, a hub and a node on loopback, a real container; a session is what a person has, so kubectl's own start is in
-//! the times. Needs what `pods` needs. Left to others: the connections of an idle node (`idle`).
+//! Always holds: real kubectl, a hub and a node on loopback, a real container; sessions are those of a
+//! person, so the times include kubectl's own start. It needs the same programs and rights as `pods`. Left to
+//! others: the connections of an idle node (`idle`).
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,15 +20,15 @@ use crate::push::JSON;
 use crate::relay::{Relay, by_connection};
 use crate::setup::{LIMIT, PLAIN, Setup, io, is_named};
 
-/// How often what takes a fraction of a second is repeated.
+/// Repetitions of acts that take a fraction of a second.
 const TRIES: usize = 20;
-/// Sessions that stand at once while memory is read: half of what a node may have.
+/// Open sessions while memory is read: half of the number that a node may have.
 const SESSIONS: usize = 10;
-/// What passes through exec each way.
+/// Bytes that pass through exec in each direction.
 const BULK_BYTES: usize = 64 << 20;
-/// Lines of the log that is read, of which `containerLogMaxFiles` hold all.
+/// Lines of the log that is read; `containerLogMaxFiles` is set so that all are kept.
 const LOG_LINES: usize = 700_000;
-/// How long sessions are left alone before their memory is read.
+/// Pause before the memory of sessions is read.
 const SETTLE: Duration = Duration::from_secs(5);
 /// The pod whose log is read.
 const WRITER: &str = "writer";
@@ -38,7 +40,7 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
     Ok(figures)
 }
 
-/// A node without containers: what one call costs the line, and what is left of it.
+/// A node without containers: the bytes of one call, and the memory that stays in use.
 fn of_a_call() -> Result<Vec<Figure>, RigError> {
     let setup = Setup::open("bench-calls")?;
     let hub = setup.admin.address();
@@ -67,7 +69,7 @@ fn of_a_call() -> Result<Vec<Figure>, RigError> {
             return Err(RigError::Failed { command: path, status: answer.status.to_string(), said });
         }
     }
-    // whatever came and went meanwhile is a call's: the others have stood since before
+    // connections opened meanwhile are the call's: the others are older
     let traffic = by_connection(relay.records().iter());
     let mut bytes: Vec<f64> = traffic.iter().map(|one| one.bytes() as f64).collect();
     let calls = bytes.split_off(bytes.len().saturating_sub(TRIES));
@@ -130,7 +132,7 @@ fn start_writer(bench: &mut Bench) -> Result<(), RigError> {
         .ok_or_else(|| RigError::TimedOut { awaited: format!("line {last} of a log"), found: "less".into() })
 }
 
-/// `kubectl exec POD -- true`, and beside it what kubectl takes to ask the hub anything.
+/// The time of `kubectl exec POD -- true`, beside that of kubectl's simplest request to the hub.
 fn of_true(kubectl: &Kubectl) -> Result<Figure, RigError> {
     let (mut took, mut alone) = (Vec::new(), Vec::new());
     for _ in 0..TRIES {
@@ -153,7 +155,7 @@ fn of_true(kubectl: &Kubectl) -> Result<Figure, RigError> {
         .with_goal(Goal::AtMost(150.0)))
 }
 
-/// A kubectl that ends with this value.
+/// A running kubectl, which is killed when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -170,7 +172,7 @@ fn start(kubectl: &Kubectl, line: &[&str], stdin: Stdio) -> Result<Running, RigE
     command.spawn().map(Running).map_err(io("start kubectl"))
 }
 
-/// What sessions cost that stand and are silent.
+/// The memory of open, silent sessions.
 fn memory(bench: &Bench, kubectl: &Kubectl) -> Result<[Figure; 2], RigError> {
     let hub = bench
         .setup
@@ -197,6 +199,7 @@ fn memory(bench: &Bench, kubectl: &Kubectl) -> Result<[Figure; 2], RigError> {
         sessions().into_iter().map(|pid| Process::new(pid).memory()).collect::<Result<_, _>>()?;
     let private: Vec<f64> = each.iter().map(|memory| memory.private).collect();
     let pss: Vec<f64> = each.iter().map(|memory| memory.pss).collect();
+    // kept until here, because open sessions are measured
     drop(running);
     Ok([
         Figure::new(
@@ -217,7 +220,7 @@ fn memory(bench: &Bench, kubectl: &Kubectl) -> Result<[Figure; 2], RigError> {
     ])
 }
 
-/// Bytes that pass through exec and logs.
+/// The throughput of exec and logs.
 fn throughput(kubectl: &Kubectl) -> Result<[Figure; 3], RigError> {
     let timed = |line: &[&str], stdin: Stdio| -> Result<f64, RigError> {
         let begun = Instant::now();

@@ -1,7 +1,8 @@
-//! What a renewal costs a processor: instructions and allocations, counted by callgrind while a settled agent renews.
+//! The cost of a renewal: instructions and allocations, counted by callgrind while a settled agent renews.
 //!
-//! Always holds: counting begins after the agent has settled and ends with a whole number of seconds; the renewals in it are those
-//! another watcher of the API saw. Everything the process does meanwhile is in it: TLS, timers, the watchdog's thread.
+//! Always holds: counting begins after the agent has settled and ends after a whole number of seconds; the
+//! renewals in it are those that another watcher of the API saw. The counts include everything that the
+//! process does meanwhile: TLS, timers, the watchdog's thread.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -15,13 +16,13 @@ use serde_json::Value;
 use crate::setup::{LEASES, LIMIT, PLAIN, Setup, Watched, io, is_named, pid};
 use kedge_rig::table::Figure;
 
-/// The functions of the C library that hand out memory.
+/// The functions of the C library that allocate memory.
 const ALLOCATORS: [&str; 6] = ["malloc", "calloc", "realloc", "posix_memalign", "aligned_alloc", "memalign"];
-/// Renewals to settle, and renewals that are counted.
+/// Renewals before counting, and counted renewals.
 const SETTLE: usize = 6;
 const COUNTED: usize = 30;
 
-/// What callgrind counted.
+/// The counts of callgrind.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Counted {
     /// Instructions.
@@ -105,7 +106,8 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
     ])
 }
 
-/// Runs a node of this configuration until it has settled, then counts. Gives the renewals seen meanwhile.
+/// Runs a node of this configuration until it has settled, then counts. Returns the number of renewals seen
+/// meanwhile.
 fn run(setup: &Setup, name: &str, drop_in: &str) -> Result<(usize, Counted), RigError> {
     let out = setup.scratch.path().join(format!("{name}.callgrind"));
     let command = format!("{COUNTER}{}.%p", out.display());
@@ -118,7 +120,7 @@ fn run(setup: &Setup, name: &str, drop_in: &str) -> Result<(usize, Counted), Rig
     control(pid, BEGIN)?;
     leases.forget();
     let counted = renewals(&leases, name, COUNTED)?;
-    // half a period later the work of the last renewal is over
+    // half a period later the work of the last renewal is finished
     std::thread::sleep(Duration::from_millis(300));
     control(pid, "--dump")?;
     let dump = PathBuf::from(format!("{}.{pid}.1", out.display()));
@@ -138,14 +140,14 @@ fn stop(mut agent: Agent) -> Result<(), RigError> {
     agent.stop()
 }
 
-/// A command line that is continued by the file for what is counted and by a program. Nothing is counted until [`BEGIN`], and the program
-/// is only some times slower until then.
+/// The beginning of a command line; the file for the counts and the program follow. Counting starts with
+/// [`BEGIN`]; until then the program is only a few times slower.
 pub(crate) const COUNTER: &str = "valgrind --tool=callgrind --instr-atstart=no --callgrind-out-file=";
-/// An order for [`control`]: count from now on.
+/// An order for [`control`]: start counting.
 pub(crate) const BEGIN: &str = "--instr=on";
 
-/// Gives an order to a program that runs under callgrind. They meet in a directory that TMPDIR names, which a program of the rig is
-/// started without.
+/// Gives an order to a program that runs under callgrind. The two find each other in the directory of TMPDIR,
+/// which is unset for programs of the rig.
 pub(crate) fn control(pid: i32, order: &str) -> Result<(), RigError> {
     let output = Command::new("callgrind_control")
         .args([order, &pid.to_string()])

@@ -1,7 +1,8 @@
-//! The hub with 5,000 nodes in it, with many writers, and with many watchers.
+//! The hub with 5,000 nodes, with many writers, and with many watchers.
 //!
-//! Always holds: one administrator's connections over real TLS make the load, from threads of this process on the same machine,
-//! so rates are lower bounds. Every write that counts was answered after it was on disk. Memory is the hub's own, from the kernel.
+//! Always holds: the load comes from connections of one administrator over real TLS, on threads of this
+//! process on the same machine, so rates are lower bounds. A write counts if it was answered after it was on
+//! disk. Memory is the hub's own, as the kernel reports it.
 
 use std::io::{BufRead as _, Write as _};
 use std::path::Path;
@@ -20,31 +21,31 @@ use crate::trace;
 use kedge_rig::client::{Connection, Identity};
 
 const NODES: usize = 5000;
-/// Connections that make the nodes.
+/// Connections that create the nodes.
 const MAKERS: usize = 32;
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-/// How long each number of writers writes.
+/// Writing time for each number of writers.
 const WRITING: Duration = Duration::from_secs(5);
 const WATCHERS: usize = 1000;
-/// First starts; the middle one counts.
+/// Number of first starts; the median counts.
 const STARTS: usize = 9;
 /// Time for the hub to become idle.
 const SETTLED: Duration = Duration::from_secs(3);
 /// Updates whose bytes are counted: enough to fold the store's log back more than once.
 const COUNTED: usize = 1500;
-/// Nodes that report and renew for that, each with its own certificate: every Lease three times within the time that a renewal stays
-/// in memory, as an agent that renews every ten seconds does.
+/// Nodes that report and renew for that, each with its own certificate: each Lease is renewed three times
+/// within the period for which a renewal stays in memory, as by an agent that renews every ten seconds.
 const RENEWED: usize = 500;
 const START_MS: f64 = 200.0;
 const IDLE_KIB: f64 = 15.0 * 1024.0;
 const FLEET_KIB: f64 = 150.0 * 1024.0;
 const WATCH_KIB: f64 = 22.0;
-/// Nodes differ by their names and little else.
+/// Nodes differ in little more than their names.
 const GZIP_SHARE: f64 = 0.1;
 
 /// See the module.
 pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
-    // most of these nodes are never renewed: that they are lost is not measured
+    // most of these nodes are never renewed, and marking them lost must not be measured
     let mut setup = Setup::open_with("bench-fleet", &["--node-monitor-grace-period", "1h"])?;
     let pid = setup.hub.pid().ok_or_else(|| other("the hub has no process"))?;
     let process = Process::new(pid);
@@ -63,7 +64,7 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
     Ok(figures)
 }
 
-/// From the start of the program until it prints that it listens, in an empty directory each time.
+/// The time from the start of the program until it prints that it listens, in an empty directory each time.
 fn first_starts(dir: &Path) -> Result<Vec<Figure>, RigError> {
     let program = programs::built("kedge-hub")?;
     let mut took = Vec::new();
@@ -79,7 +80,7 @@ fn first_starts(dir: &Path) -> Result<Vec<Figure>, RigError> {
         let mut line = String::new();
         let received = child.stdout.take().map(|out| std::io::BufReader::new(out).read_line(&mut line));
         took.push(begun.elapsed().as_secs_f64() * 1000.0);
-        // its directory is thrown away
+        // its directory is deleted
         let _ = child.kill();
         let _ = child.wait();
         if !matches!(received, Some(Ok(_))) || !line.starts_with("listening: ") {
@@ -96,7 +97,7 @@ fn first_starts(dir: &Path) -> Result<Vec<Figure>, RigError> {
     ])
 }
 
-/// The same of a hub that knows its nodes.
+/// The same for a hub with many nodes.
 fn restart(setup: &mut Setup) -> Result<Figure, RigError> {
     setup.hub.stop()?;
     let begun = Instant::now();
@@ -109,7 +110,8 @@ fn other(why: &str) -> RigError {
     io("measure the hub")(std::io::Error::other(why))
 }
 
-/// Runs the same on so many threads, each with a connection from an address of its own; the sum of what they return.
+/// Runs the same code on so many threads, each with a connection from a separate address; returns the sum of
+/// their results.
 fn together(
     admin: &Identity,
     threads: usize,
@@ -128,7 +130,7 @@ fn together(
     Ok(sum)
 }
 
-/// Of one of the fleet's nodes.
+/// The name of one of the fleet's nodes.
 fn name(number: usize) -> String {
     format!("fleet-{number:05}")
 }
@@ -178,7 +180,7 @@ fn full(setup: &Setup, process: &Process) -> Result<Vec<Figure>, RigError> {
     ])
 }
 
-/// The same list for a client that takes gzip.
+/// The same list for a client that accepts gzip.
 fn compressed(connection: &mut Connection, plain: &[u8]) -> Result<Figure, RigError> {
     let begun = Instant::now();
     let answer = connection
@@ -187,7 +189,7 @@ fn compressed(connection: &mut Connection, plain: &[u8]) -> Result<Figure, RigEr
     let took = begun.elapsed().as_secs_f64() * 1000.0;
     let is_gzip = answer.header("content-encoding") == ["gzip"];
     let unpacked = if is_gzip { gunzip(&answer.body)? } else { answer.body.clone() };
-    // between two lists a controller may write: the nodes are the same, not every byte
+    // a controller may write between two lists: the nodes are the same, but not every byte
     let list: Value = serde_json::from_slice(&unpacked).map_err(|_| other("the list is no JSON"))?;
     if list["items"].as_array().map(Vec::len) != Some(NODES) {
         return Err(other("the compressed list lacks nodes"));
@@ -245,7 +247,8 @@ fn writing(setup: &Setup, process: &Process) -> Result<Vec<Figure>, RigError> {
     Ok(figures)
 }
 
-/// What an update costs the flash: bytes handed to the file system, seen by strace. The fleet's nodes must be there.
+/// The flash wear of an update: bytes passed to the file system, counted by strace. The fleet's nodes must
+/// exist.
 fn flash(setup: &Setup, pid: i32) -> Result<Vec<Figure>, RigError> {
     let identities = (0..RENEWED).map(|number| identity(setup, &name(number), number));
     let identities = identities.collect::<Result<Vec<_>, RigError>>()?;
@@ -267,7 +270,7 @@ fn flash(setup: &Setup, pid: i32) -> Result<Vec<Figure>, RigError> {
     let post = |number: usize| format!("/api/v1/nodes/{}/status", name(number));
     let mut nodes = Vec::new();
     for (number, identity) in identities.iter().enumerate() {
-        // a connection that says nothing for seconds is closed: each sends at once
+        // a connection that sends nothing for seconds is closed, so each sends at once
         let mut node = identity.connect().map_err(io("connect as a node"))?;
         accepted(&mut node, "PATCH", &post(number), STRATEGIC, &status(&name(number), 0))?;
         nodes.push(node);
@@ -276,7 +279,7 @@ fn flash(setup: &Setup, pid: i32) -> Result<Vec<Figure>, RigError> {
         let number = count % RENEWED;
         accepted(&mut nodes[number], "PATCH", &post(number), STRATEGIC, &status(&name(number), count))
     })?;
-    // nothing is left in memory from before, and what is renewed now is written in the end
+    // no earlier renewals are left in memory, and those made now are written at the end
     std::thread::sleep(FLUSHED);
     let lease = |number: usize| format!("{LEASES}/{}", name(number));
     let leases = bytes_each(setup, "leases", pid, FLUSHED, |count| {
@@ -297,7 +300,7 @@ fn flash(setup: &Setup, pid: i32) -> Result<Vec<Figure>, RigError> {
     ])
 }
 
-/// Bytes that a process wrote to files for each of [`COUNTED`] acts, until so long after the last.
+/// Bytes that a process writes to files for each of [`COUNTED`] acts, counted until some time after the last.
 fn bytes_each(
     setup: &Setup,
     name: &str,

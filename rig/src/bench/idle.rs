@@ -1,8 +1,9 @@
-//! A settled node that has nothing to do: memory, threads, descriptors, bytes on the wire, writes to files.
+//! A settled node without work: memory, threads, descriptors, bytes on the wire, writes to files.
 //!
-//! Always holds: the agent has its defaults (a renewal each 10 s, a status each 5 minutes), and talks to the hub through
-//! [`crate::relay`]. Memory is read before strace attaches. What happens each 5 minutes is counted where it happened and scaled by
-//! itself, so that a window that caught one more of them changes nothing.
+//! Always holds: the agent has its defaults (a renewal each 10 s, a status each 5 minutes), and connects to
+//! the hub through [`crate::relay`]. Memory is read before strace attaches. Events that occur each 5 minutes
+//! are counted separately and scaled, so that a window that happens to contain one more of them changes
+//! nothing.
 
 use std::time::{Duration, Instant};
 
@@ -17,16 +18,16 @@ use crate::trace;
 use kedge_rig::process::Process;
 use kedge_rig::table::{Figure, Goal};
 
-/// How long the node is left alone before its memory is read, and after that for its processor time.
+/// Pause before the node's memory is read, and again before its processor time.
 const QUIET: Duration = Duration::from_secs(60);
-/// Names are in every request: one of usual length.
+/// A name of usual length, because every request contains it.
 const NAME: &str = "edge-0042";
 /// Longer than any bookmark or renewal, shorter than a Node on a watch.
 const NODE_RECORD_BYTES: usize = 600;
-/// Statuses of an hour: `nodeStatusReportFrequency` of 5 minutes.
+/// Statuses per hour: `nodeStatusReportFrequency` is 5 minutes.
 const STATUSES_PER_HOUR: f64 = 12.0;
 
-/// Bytes of an idle hour, by what they are for.
+/// The bytes of an idle hour, by their purpose.
 #[derive(Debug, Default)]
 struct Hour {
     renewal_bytes: f64,
@@ -38,7 +39,7 @@ struct Hour {
 }
 
 impl Hour {
-    /// From what each connection traffic in a window.
+    /// Extrapolates the traffic of each connection in a window.
     fn of(traffic: &[Traffic], window: Duration) -> Option<Hour> {
         let scale = 3600.0 / window.as_secs_f64();
         let renewing = traffic.iter().max_by_key(|traffic| traffic.exchanges)?;
@@ -74,7 +75,7 @@ impl Hour {
     }
 }
 
-/// See the module; `window` is how long bytes and writes are counted.
+/// See the module; `window` is the time for which bytes and writes are counted.
 pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
     let setup = Setup::open("bench-idle")?;
     let hub = setup.admin.address();
@@ -162,7 +163,7 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
     let hour = Hour::of(&traffic, window).filter(|hour| hour.renewals > 0.0).ok_or_else(|| {
         RigError::TimedOut { awaited: "renewals through the relay".into(), found: format!("{traffic:?}") }
     })?;
-    // log lines go to journald on a device
+    // on a device, log lines go to journald
     let writes = trace::read(&trace::collect(&prefix)?, &[&format!("/{NAME}/log")]);
     figures.extend(wire(&hour, &opening, renewals_seen, window));
     figures.push(
@@ -185,7 +186,7 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
     Ok(figures)
 }
 
-/// How many system calls the agent makes while it is left alone.
+/// The number of system calls of the idle agent.
 fn calls(setup: &Setup, agent: &Agent) -> Result<u64, RigError> {
     let path = setup.scratch.path().join("idle.calls");
     let (path_text, pid_text) = (path.display().to_string(), pid(agent)?.to_string());
@@ -196,7 +197,8 @@ fn calls(setup: &Setup, agent: &Agent) -> Result<u64, RigError> {
     total_calls(&text).ok_or_else(|| RigError::TimedOut { awaited: "strace's summary".into(), found: text })
 }
 
-/// The calls of the line `100.00 0.001234 6 183 12 total`: seconds, microseconds a call, calls, errors if there were any.
+/// The calls in the line `100.00 0.001234 6 183 12 total`: seconds, microseconds per call, calls, errors if
+/// there were any.
 fn total_calls(summary: &str) -> Option<u64> {
     let line = summary.lines().rfind(|line| line.ends_with(" total"))?;
     line.split_whitespace().nth(3)?.parse().ok()

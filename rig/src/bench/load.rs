@@ -1,7 +1,8 @@
-//! 1,000 nodes on one hub: renewals and full status posts over kept-alive TLS, and what they cost the hub.
+//! 1,000 nodes on one hub: renewals and full status posts over kept-alive TLS, and their cost for the hub.
 //!
-//! Always holds: every simulated node has its own certificate, connection, Node and Lease, and sends what an agent sends. The load
-//! comes from threads of this process on the same machine, so rates are lower bounds; processor time is the hub's alone.
+//! Always holds: every simulated node has its own certificate, connection, Node and Lease, and sends the
+//! requests of an agent. The load comes from threads of this process on the same machine, so rates are lower
+//! bounds; processor time is the hub's alone.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use kedge_rig::process::{Process, bytes_in};
 use kedge_rig::table::{Figure, Goal};
 
 const NODES: usize = 1000;
-/// Requests under way at once.
+/// Requests in progress at once.
 pub(crate) const WORKERS: usize = 16;
 /// Renewals and posts of each node.
 const RENEWALS_EACH: usize = 20;
@@ -24,9 +25,9 @@ const POSTS_EACH: usize = 10;
 const UNMEASURED_POSTS_EACH: usize = 3;
 /// A real API server with etcd needs 1.9 to 2.3 s for 1,000 renewals; 40 times less than its best.
 const CPU_SECS_PER_1000: f64 = 1.9 / 40.0;
-/// "About 0": growth that no number of renewals adds to.
+/// "About 0": growth that does not depend on the number of renewals.
 const GROWTH_MIB: f64 = 0.1;
-/// Longer than the hub keeps a renewal in memory only: 30 s.
+/// Longer than the hub keeps a renewal only in memory: 30 s.
 pub(crate) const FLUSHED: Duration = Duration::from_secs(32);
 
 /// One simulated node.
@@ -35,7 +36,7 @@ pub(crate) struct Node {
     pub(crate) connection: Connection,
 }
 
-/// What a load did to the hub.
+/// The cost of a load for the hub.
 struct Cost {
     requests: usize,
     secs: f64,
@@ -59,7 +60,7 @@ impl Cost {
 
 /// See the module.
 pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
-    // between the loads nothing is renewed: that nodes are lost then is not measured
+    // between the loads no node renews, and marking them lost must not be measured
     let setup = Setup::open_with("bench-hub", &["--node-monitor-grace-period", "1h"])?;
     let data_dir = setup.scratch.path().join("hub").join("data");
     let process = hub_process(&setup)?;
@@ -87,8 +88,8 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
         let growth_bytes = bytes_in(&data_dir)? as f64 - bytes as f64;
         Ok::<_, RigError>((nodes, Cost { requests: NODES * times, secs, cpu_secs, growth_bytes }))
     };
-    // unmeasured, until the write-ahead log has the size it keeps (folded back, it is written from its beginning): else its
-    // first four megabytes would pass for growth
+    // unmeasured, until the write-ahead log has its final size (after folding back it is overwritten from the
+    // beginning): otherwise its first four megabytes would count as growth
     let (nodes, _) = cost(nodes, 2, renew)?;
     let (nodes, _) = cost(nodes, UNMEASURED_POSTS_EACH, post)?;
     let (nodes, renewals) = cost(nodes, RENEWALS_EACH, renew)?;
@@ -155,7 +156,7 @@ pub(crate) fn hub_process(setup: &Setup) -> Result<Process, RigError> {
     Ok(Process::new(pid))
 }
 
-/// Does the same with each thing on [`WORKERS`] threads; the results are in any order.
+/// Runs the function for each item on [`WORKERS`] threads; the results are in any order.
 pub(crate) fn each<T: Send + 'static, U: Send + 'static>(
     things: Vec<T>,
     act: impl Fn(T) -> std::io::Result<U> + Send + Sync + 'static,
@@ -207,7 +208,7 @@ pub(crate) fn renew(node: &mut Node, time: usize) -> std::io::Result<()> {
     node.connection.accepted("PATCH", &format!("{LEASES}/{}", node.name), MERGE, &patch).map(drop)
 }
 
-/// All that a node can say about itself: what an agent's first post has, larger than what follows.
+/// A complete status of a node, as in an agent's first post, which is larger than later ones.
 pub(crate) fn status(name: &str, time: usize) -> Value {
     let at = format!("2026-11-01T01:{:02}:{:02}Z", time / 60 % 60, time % 60);
     let condition = |name: &str, status: &str, reason: &str, message: &str| {

@@ -1,8 +1,9 @@
-//! `kedge-bench`: what the agent and the hub cost, as one table with the goal beside each figure. `make bench` builds and runs it.
+//! `kedge-bench`: the cost of the agent and the hub, as one table with the goal beside each figure. `make
+//! bench` builds and runs it.
 //!
-//! Always holds: real programs on loopback over real TLS; counts where something can be counted, times where not; a section that
-//! cannot be measured is an error, not an empty row. Exits with 1 if something could not be measured, not if a goal is missed:
-//! the table says that, and times depend on the machine.
+//! Always holds: real programs on loopback over real TLS; counts where possible, times otherwise; a section
+//! that cannot be measured is an error, not an empty row. Exits with 1 if something could not be measured,
+//! not if a goal is missed: the table says that, and times depend on the machine.
 
 mod calls;
 mod cost;
@@ -62,16 +63,16 @@ const SECTIONS: [&str; 13] = [
     "updates",
 ];
 
-/// Measured only where it is named.
+/// A section that is measured only when its name is given.
 const VOLUMES: &str = "volumes";
 
 struct Options {
     idle: Duration,
-    /// Most nodes of the section of that name.
+    /// Most nodes in the section `nodes`.
     nodes: Option<usize>,
-    /// The file that the figures are written to.
+    /// The file to which the figures are written.
     page: Option<PathBuf>,
-    /// What is measured.
+    /// The commit that is measured.
     commit: String,
     sections: Vec<String>,
 }
@@ -182,7 +183,7 @@ fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, RigError> {
     }
 }
 
-/// The promise to users with small flash; `cross/dist` refuses a larger one.
+/// The size promised to users with small flash; `cross/dist` refuses a larger program.
 const AGENT_BYTES: f64 = 2_500_000.0;
 
 fn size() -> Result<Vec<Figure>, RigError> {

@@ -1,8 +1,8 @@
-//! What a configuration costs a settled node's memory, by its size.
+//! The effect of a configuration's size on a settled node's memory.
 //!
-//! Always holds: the same process is measured with a small payload and then with one of a mebibyte (the push replaces its program in
-//! place), each a minute after it became active, with the watch of the ConfigMap open. Left to others: an agent without a
-//! configuration (`idle`).
+//! Always holds: the same process is measured with a small payload and then with one of a mebibyte (the push
+//! replaces its program in place), each a minute after it became active, with the watch of the ConfigMap
+//! open. Left to others: an agent without a configuration (`idle`).
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 use crate::push::{CONFIG_MAPS, MERGE, create, follow, version, wait_active};
 use crate::setup::{LIMIT, PLAIN, Setup, io, is_named, pid};
 
-/// Longest time from becoming active to the figure: the first status is out, and the watches are open.
+/// Longest time from becoming active to the figure: the first status was sent, and the watches are open.
 const SETTLE: Duration = Duration::from_secs(60);
-/// Of the large payload: nearly all that a ConfigMap may hold.
+/// Bytes of the large payload: nearly all that a ConfigMap may contain.
 const PAYLOAD_BYTES: usize = 1024 * 1024 - 4096;
-/// The promise of the static build: 2.4 MiB.
+/// The promised size of the static build: 2.4 MiB.
 pub(crate) const STATIC_PSS_KIB: f64 = 2.4 * 1024.0;
-/// What the large payload may add: a page here and there.
+/// The growth that is allowed with the large payload: a few pages.
 const NOISE_KIB: f64 = 32.0;
 
 fn payload(bytes: usize) -> Value {
@@ -29,7 +29,8 @@ fn payload(bytes: usize) -> Value {
     json!({"kubelet": format!("{PLAIN}configTrialDuration: 600s\n{comment}")})
 }
 
-/// Memory with each payload: of the static build, which has the goal, if there is one, else of the other.
+/// The memory with each payload: of the static build, which has the goal, if it exists, otherwise of the
+/// other one.
 pub(crate) fn measure(setup: &Setup) -> Result<Vec<Figure>, RigError> {
     let (program, build, goal) = match std::env::var_os("KEDGE_STATIC_AGENT") {
         Some(program) => (program.into(), "static build", Goal::AtMost(STATIC_PSS_KIB)),
@@ -57,7 +58,7 @@ pub(crate) fn measure(setup: &Setup) -> Result<Vec<Figure>, RigError> {
         Figure::new("agent: PSS with a configuration", small.pss, "KiB", of_small).with_goal(goal),
         Figure::new("agent: PSS with one of 1 MiB", large.pss, "KiB", "then pushed to the same process")
             .with_goal(goal),
-        // of the program's text each start touches somewhat other pages, which are nobody's memory
+        // each start touches slightly different pages of the program's code, which are shared and not counted
         Figure::new(
             "agent: memory that 1 MiB of payload adds",
             large.dirty - small.dirty,

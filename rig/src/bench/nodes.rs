@@ -1,10 +1,11 @@
-//! What one node costs a hub that has few or many: its memory, processor time per renewal, instructions and allocations, and
-//! all nodes coming back at once.
+//! The cost of one node for a hub with few or many: memory, processor time per renewal, instructions and
+//! allocations, and all nodes reconnecting at once.
 //!
-//! Always holds: every node has its own certificate, source address, Node and Lease, one connection that renews and one that
-//! watches its own Node, all over real TLS. As many are connected as the hub has connections for, [`FLEET`] at most; a figure for more
-//! is marked as extrapolated. At last all watches end, and as many nodes as there are connections renew. Ratios compare stages of one
-//! run, so they hold on a busy machine, too.
+//! Always holds: every node has its own certificate, source address, Node and Lease, one connection that
+//! renews and one that watches its own Node, all over real TLS. As many nodes connect as the hub has
+//! connections for, at most [`FLEET`]; a figure for more is marked as extrapolated. At the end all watches
+//! are closed, and as many nodes as there are connections renew. Ratios compare stages of one run, so they
+//! are valid on a busy machine, too.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -20,27 +21,29 @@ use crate::setup::{Setup, identity, io};
 
 /// The fleet that one hub is built for.
 const FLEET: usize = 10_000;
-/// The first stage: the hub's own memory and tasks weigh no more there than the nodes do.
+/// Nodes of the first stage: there, the hub's own memory and tasks weigh no more than the nodes do.
 const FEW: usize = 100;
 const MANY: usize = 1000;
-/// Descriptors of this process that are no node's.
+/// Descriptors of this process that are not for nodes.
 const OTHER_DESCRIPTORS: usize = 256;
-/// Of a node with a watch: one connection that renews, one that watches.
+/// Connections of a node with a watch: one that renews, one that watches.
 const CONNECTIONS_WITH_WATCH: usize = 2;
-/// Renewals that a stage measures: enough for 10 ms ticks of processor time to be a small error.
+/// Renewals measured in each stage: enough for the 10 ms ticks of processor time to be a small error.
 const RENEWALS: usize = 20_000;
-/// Nodes whose renewals are counted under valgrind, and the renewals of each: before, and counted. Together they stay within the
-/// burst that the hub grants a node: under valgrind even renewals are slow enough to use up a node's processor time.
+/// Nodes whose renewals are counted under valgrind, and the renewals of each: before counting, and counted.
+/// Together they stay within the burst that the hub allows a node: under valgrind even renewals are slow
+/// enough to use up a node's processor time.
 const COUNTED_NODES: usize = 64;
 const SETTLE_EACH: usize = 2;
 const COUNTED_EACH: usize = 8;
-/// Time for the hub to release what connecting took.
+/// Time for the hub to release memory that was needed for connecting.
 const SETTLED: Duration = Duration::from_secs(3);
 const WITH_WATCH_KIB: f64 = 24.0;
 const WITHOUT_WATCH_KIB: f64 = 10.0;
 const CPU_SECS_PER_1000: f64 = 0.025;
 const ALLOCATIONS: f64 = 20.0;
-/// A cost is flat if a node among the most costs at most this much of what it costs among the fewest: ticks and pages add noise.
+/// A cost is flat if a node among the most costs at most this much of a node among the fewest: ticks and
+/// pages add noise.
 const FLAT: f64 = 1.25;
 
 /// One node, connected.
@@ -50,26 +53,26 @@ struct Connected {
     _watch: Option<Events>,
 }
 
-/// What a node costs among so many.
+/// The cost of a node among so many.
 struct Stage {
     nodes: usize,
-    /// How many of them this stage added.
+    /// The nodes that this stage added.
     added: usize,
     rss: f64,
-    /// Of the added ones, each.
+    /// The cost of each added node.
     without_watch: f64,
     with_watch: f64,
     cpu_secs_per_1000: f64,
 }
 
-/// See the module; `most` is asked for on the command line.
+/// See the module; `most` comes from the command line.
 pub(crate) fn measure(most: Option<usize>) -> Result<Vec<Figure>, RigError> {
     let mut setup = Setup::open_with("bench-nodes", &["--node-monitor-grace-period", "1h"])?;
     let allowed = descriptors()?.saturating_sub(OTHER_DESCRIPTORS).min(places(&setup)?);
     let most = most.unwrap_or(FLEET).min(allowed).max(1);
     let watching = most.min(allowed / CONNECTIONS_WITH_WATCH).max(1);
     eprintln!("kedge-bench: nodes: {most} real nodes over TLS, {watching} of them with a watch");
-    // all at first: a connection that waits for them would be closed as idle
+    // all of them first: a connection that waits for them would be closed as idle
     let mut identities = identities(&setup, 0..most)?.into_iter();
     let mut counts = vec![FEW.min(watching), MANY.min(watching), watching];
     counts.dedup();
@@ -87,7 +90,7 @@ pub(crate) fn measure(most: Option<usize>) -> Result<Vec<Figure>, RigError> {
     Ok(figures)
 }
 
-/// Connections that the hub has for nodes: an eighth is for administrators.
+/// Connections that the hub allows for nodes: an eighth is reserved for administrators.
 fn places(setup: &Setup) -> Result<usize, RigError> {
     let answer =
         setup.connect()?.request("GET", "/metrics", "", b"").map_err(io("read the hub's metrics"))?;
@@ -99,7 +102,7 @@ fn places(setup: &Setup) -> Result<usize, RigError> {
     Ok(size - size / 8)
 }
 
-/// The soft limit of this process; a hub that it starts has the same.
+/// The soft limit of this process; a hub that it starts has the same one.
 fn descriptors() -> Result<usize, RigError> {
     let path = PathBuf::from("/proc/self/limits");
     let text = std::fs::read_to_string(&path).map_err(RigError::io("read", &path))?;
@@ -107,7 +110,7 @@ fn descriptors() -> Result<usize, RigError> {
     Ok(line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(usize::MAX))
 }
 
-/// Connects more nodes and measures what they cost.
+/// Connects more nodes and measures their cost.
 fn stage(
     process: &Process,
     mut nodes: Vec<Connected>,
@@ -116,7 +119,7 @@ fn stage(
 ) -> Result<Vec<Connected>, RigError> {
     let (count, added) = (nodes.len() + new.len(), new.len());
     let each_added = added as f64;
-    // objects and what making them takes come first: this measures connections
+    // objects first, with the memory for making them: only connections are to be measured
     each(new.clone(), |(name, identity)| join(name, &identity).map(drop))?;
     let before = settled_rss(process)?;
     let new = each(new, connected)?;
@@ -145,7 +148,7 @@ fn connected((name, identity): (String, Identity)) -> std::io::Result<Connected>
     Ok(Connected { identity, node, _watch: None })
 }
 
-/// Renews on all connections; the hub's processor time for a thousand renewals.
+/// Renews on all connections; returns the hub's processor time for a thousand renewals.
 fn renewing_nodes(process: &Process, nodes: Vec<Connected>) -> Result<(Vec<Connected>, f64), RigError> {
     let (count, times) = (nodes.len(), RENEWALS.div_ceil(nodes.len()));
     let cpu = process.cpu_secs()?;
@@ -158,7 +161,8 @@ fn renewing_nodes(process: &Process, nodes: Vec<Connected>) -> Result<(Vec<Conne
     Ok((nodes, (process.cpu_secs()? - cpu) * 1000.0 / (times * count) as f64))
 }
 
-/// As many nodes as there are connections: without watches, as agents are that learn of changes by their renewals.
+/// As many nodes as there are connections: without watches, like agents that learn of changes from their
+/// renewals.
 fn whole_fleet(
     process: &Process,
     nodes: Vec<Connected>,
@@ -191,7 +195,7 @@ fn name(number: usize) -> String {
     format!("node-{number:05}")
 }
 
-/// Credentials of these nodes, one program run each.
+/// Credentials of these nodes; the program runs once for each.
 fn identities(setup: &Setup, numbers: std::ops::Range<usize>) -> Result<Vec<(String, Identity)>, RigError> {
     let made = |number: usize| {
         let name = name(number);
@@ -217,7 +221,7 @@ fn identities(setup: &Setup, numbers: std::ops::Range<usize>) -> Result<Vec<(Str
     })
 }
 
-/// As an agent watches its own Node.
+/// Watches the node's own Node, as an agent does.
 fn watch(connected: &Connected) -> std::io::Result<Events> {
     let path = format!(
         "/api/v1/nodes?watch=true&omitHeartbeats=true&fieldSelector=metadata.name%3D{}",
@@ -290,8 +294,9 @@ fn figures(stages: &[Stage], allowed: usize) -> Vec<Figure> {
     figures
 }
 
-/// What one more node costs, and what the first ones cost beside that: code that runs for the first time, threads' own heaps, less
-/// the pages that were free. Goals are for one more node: what the first ones take depends on what ran before.
+/// The cost of one more node, and the extra cost of the first ones: code that runs for the first time, heaps
+/// of threads, minus pages that were free. The goals are for one more node, because the cost of the first
+/// ones depends on what ran before.
 fn slope(stages: &[Stage]) -> Vec<Figure> {
     let Some((few, later)) = stages.split_first().filter(|(_, later)| !later.is_empty()) else {
         return Vec::new();
@@ -300,7 +305,8 @@ fn slope(stages: &[Stage]) -> Vec<Figure> {
     let each =
         |of: fn(&Stage) -> f64| later.iter().map(|stage| of(stage) * stage.added as f64).sum::<f64>() / added;
     let (with, without) = (each(|stage| stage.with_watch), each(|stage| stage.without_watch));
-    // of the first nodes, pages that were there already take a part, so growth is that from the second stage to the last
+    // the first nodes partly use pages that existed already, so growth is measured from the second stage to
+    // the last
     let growth = later.last().map_or(1.0, |last| last.with_watch / later[0].with_watch);
     let how = format!("RSS, of the {added} after the first {}", few.nodes);
     vec![
@@ -324,7 +330,7 @@ fn slope(stages: &[Stage]) -> Vec<Figure> {
     ]
 }
 
-/// The hub is killed and starts again; every node comes back at once, with a new handshake and a renewal.
+/// The hub is killed and starts again; every node reconnects at once, with a new handshake and a renewal.
 fn storm(setup: &mut Setup, nodes: Vec<Connected>) -> Result<Vec<Figure>, RigError> {
     let count = nodes.len();
     let identities: Vec<_> = nodes.into_iter().map(|node| (node.node.name, node.identity)).collect();
@@ -343,7 +349,7 @@ fn storm(setup: &mut Setup, nodes: Vec<Connected>) -> Result<Vec<Figure>, RigErr
             match came {
                 Ok(node) => return Ok((node, tries)),
                 Err(error) if tries == MOST_TRIES => return Err(error),
-                // refused under load: an agent comes back, too
+                // refused under load: an agent, too, would retry
                 Err(_) => tries += 1,
             }
         }
@@ -367,9 +373,9 @@ fn storm(setup: &mut Setup, nodes: Vec<Connected>) -> Result<Vec<Figure>, RigErr
     ])
 }
 
-/// The renewal of a node that came back: later than all before.
+/// The time of renewals after reconnecting: later than all before.
 const COME_BACK: usize = 40_000;
-/// Tries of a node in a storm.
+/// Attempts of a node in a storm.
 const MOST_TRIES: usize = 10;
 
 /// Instructions and allocations of the hub per renewal.

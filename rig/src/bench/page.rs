@@ -1,19 +1,19 @@
-//! The page that a full run leaves in the repository: date, commit, machine, every figure beside its goal.
+//! The page that a full run writes into the repository: date, commit, machine, every figure beside its goal.
 //!
-//! Always holds: the text depends on its arguments alone; a run that could not measure something writes no page. Reading the
-//! machine is the caller's second step ([`machine`]).
+//! Always holds: the text depends only on its arguments; a run that could not measure something writes no
+//! page. The caller examines the machine in a separate step ([`machine`]).
 
 use std::fs;
 
 use kedge_rig::table::{Figure, goals, markdown};
 
-/// Where and when a run took place.
+/// The place and time of a run.
 pub(crate) struct Run {
     /// `2026-11-22`
     pub(crate) date: String,
     pub(crate) commit: String,
     pub(crate) machine: String,
-    /// Those that were measured; empty for all.
+    /// The measured sections; empty for all.
     pub(crate) sections: String,
 }
 

@@ -1,9 +1,10 @@
-//! Containers of one node: memory, times from an order to a process, bytes to flash.
+//! Containers of one node: memory, times from an order to a process, bytes written to flash.
 //!
-//! Always holds: real crun, real shims, the pods' own process namespaces, an image that is there; times run from the request of this
-//! program to what it sees on a watch or in `/proc`, so they hold the hub's part. Needs root, crun, busybox (static), CNI plugins; what
-//! it starts has control groups of its own, its mounts and its network are those of one thread, and all of it is gone at the end. Left to
-//! others: pulls (`pulls`), probes and volumes (`volumes`), updates (`updates`).
+//! Always holds: real crun, real shims, the pods' own process namespaces, an image that is already present;
+//! times run from the request of this program to the moment when it sees the result on a watch or in `/proc`,
+//! so they include the hub's part. It needs root, crun, busybox (static), CNI plugins; its processes have
+//! control groups of their own, its mounts and its network are private to one thread, and all of it is
+//! removed at the end. Left to others: pulls (`pulls`), probes and volumes (`volumes`), updates (`updates`).
 
 mod updates;
 mod volumes;
@@ -34,33 +35,34 @@ use crate::trace;
 pub(crate) const NODE: &str = "pods";
 pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
 pub(crate) const IMAGE: &str = "bench:1";
-/// What a pod's own network is made with: the package's configuration, and Debian's plugins for it.
+/// The network of pods: the package's configuration, and Debian's plugins for it.
 const NETWORK: &str = include_str!("../../../agent/cni/99-kedge.conflist");
 const PLUGINS: [&str; 3] = ["bridge", "host-local", "portmap"];
 const PLUGIN_DIR: &str = "/usr/lib/cni";
-/// How long the node is left alone before memory is read.
+/// Pause before the memory of the node is read.
 const SETTLE: Duration = Duration::from_secs(30);
-/// How often what takes milliseconds is repeated.
+/// Repetitions of acts that take milliseconds.
 const TRIES: u32 = 10;
-/// How long the begin of one of many pods may take on a machine that does other work.
+/// Longest start of one of many pods on a machine that does other work.
 const LONGEST_BEGIN: Duration = Duration::from_secs(10);
-/// strace has taken hold of all threads by then.
+/// Time for strace to attach to all threads.
 const ATTACH: Duration = Duration::from_secs(2);
-/// What a container's process sleeps, with the number of its pod: by that it is known in `/proc`.
+/// Seconds that a container's process sleeps, plus the number of its pod, by which it is identified in
+/// `/proc`.
 const SLEEP_SECS: u32 = 800_000;
 
-/// What a node with so many pods may have: 3 MiB, and 0.1 for each.
+/// The allowed memory of a node with so many pods: 3 MiB, and 0.1 for each.
 fn pss_goal(pods: u32) -> Goal {
     Goal::AtMost(3072.0 + 102.4 * f64::from(pods))
 }
 
-/// How the node of a section differs from one of a device.
+/// The differences between the node of a section and one of a device.
 struct Kind {
     purpose: &'static str,
     drop_in: &'static str,
-    /// Its root directory is a tmpfs of so many MiB.
+    /// Its root directory is a tmpfs of this many MiB.
     disk_mib: Option<u32>,
-    /// What it says to the hub is counted.
+    /// Its traffic with the hub is counted.
     is_relayed: bool,
 }
 
@@ -77,19 +79,19 @@ pub(crate) struct Bench {
     group: String,
 }
 
-/// What network a pod has.
+/// The network of a pod.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Network {
     Host,
     Own,
 }
 
-/// See the module; `window` is how long writes of the idle node are counted.
+/// See the module; `window` is the time for which writes of the idle node are counted.
 pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
     isolated(move |bench| bench.figures(window))
 }
 
-/// Probes and volumes: see `volumes`; `window` is how long bytes of idle pods are counted.
+/// Probes and volumes: see `volumes`; `window` is the time for which bytes of idle pods are counted.
 pub(crate) fn measure_volumes(window: Duration) -> Result<Vec<Figure>, RigError> {
     isolated_as(&volumes::NODE, move |bench| volumes::figures(bench, window))
 }
@@ -99,7 +101,7 @@ pub(crate) fn measure_updates() -> Result<Vec<Figure>, RigError> {
     isolated_as(&updates::NODE, updates::figures)
 }
 
-/// Measures with a node of a thread of its own.
+/// Measures with a node on a thread of its own.
 pub(crate) fn isolated(
     measure: impl FnOnce(&mut Bench) -> Result<Vec<Figure>, RigError> + Send + 'static,
 ) -> Result<Vec<Figure>, RigError> {
@@ -110,7 +112,7 @@ fn isolated_as(
     kind: &'static Kind,
     measure: impl FnOnce(&mut Bench) -> Result<Vec<Figure>, RigError> + Send + 'static,
 ) -> Result<Vec<Figure>, RigError> {
-    // bridges, addresses and rules of pods, and the mounts, go with the thread and what it started
+    // bridges, addresses and rules of pods, and the mounts, end with the thread and its processes
     let section = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
             .map_err(|errno| io("make a network and mounts of its own")(errno.into()))?;
@@ -130,6 +132,7 @@ impl Bench {
         if let Some(why) = board.obstacle() {
             return Err(missing("a machine that can run containers", why));
         }
+        // first, so that hub and node start in this thread's own network and mounts
         isolate()?;
         let setup = Setup::open(kind.purpose)?;
         set_network(setup.scratch.path())?;
@@ -227,7 +230,7 @@ impl Bench {
         Ok(figures)
     }
 
-    /// Pods with a network of their own, in turns with pods of the host's.
+    /// Pods with a network of their own, alternating with pods on the host's.
     fn own_network(&mut self) -> Result<[Figure; 2], RigError> {
         let (mut own, mut host) = (Vec::new(), Vec::new());
         for _ in 0..TRIES {
@@ -249,19 +252,19 @@ impl Bench {
         ])
     }
 
-    /// Brings pods of these numbers to run; how many milliseconds that takes.
+    /// Starts the pods of these numbers; returns the milliseconds until they run.
     pub(crate) fn run(&mut self, numbers: std::ops::Range<u32>, network: Network) -> Result<f64, RigError> {
         self.run_as(numbers, |number| pod(number, network))
     }
 
-    /// The same of pods as `make` says.
+    /// The same for pods that `make` describes.
     fn run_as(
         &mut self,
         numbers: std::ops::Range<u32>,
         make: impl Fn(u32) -> Value,
     ) -> Result<f64, RigError> {
         self.pods.forget();
-        // one of before has been idle for too long
+        // an earlier connection has been idle for too long
         let mut hub = self.setup.connect()?;
         let begun = Instant::now();
         for number in numbers.clone() {
@@ -296,7 +299,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Kills the process of a pod; milliseconds until there is another one.
+    /// Kills the process of a pod; returns the milliseconds until its successor runs.
     fn replace(&self, number: u32) -> Result<f64, RigError> {
         let killed = process_of(number).ok_or_else(|| missing("a process of the pod", "none"))?;
         let begun = Instant::now();
@@ -327,7 +330,7 @@ impl Bench {
         Ok(Figure::new(name, memory.pss, "KiB", how).with_goal(pss_goal(pods)))
     }
 
-    /// What a shim has.
+    /// The memory and threads of a shim.
     fn shims(&self) -> Result<Vec<Figure>, RigError> {
         let memory = self.shim_pids().into_iter().map(|pid| Process::new(pid).memory());
         let memory: Vec<_> = memory.collect::<Result<_, _>>()?;
@@ -355,7 +358,7 @@ impl Bench {
         pids(|line| line.contains("\0shim\0") && line.contains(&run))
     }
 
-    /// What is written to the disk while pods only run. Logs are not in it; these pods write none.
+    /// Bytes written to the disk while pods only run. Logs are not included; these pods write none.
     fn idle_writes(&self, window: Duration) -> Result<Figure, RigError> {
         let mut traced = self.shim_pids();
         traced.push(pid(&self.agent)?);
@@ -407,7 +410,7 @@ impl Bench {
         self.below_root(&prefix)
     }
 
-    /// What was done below the agent's root directory: the rest is on tmpfs on a device.
+    /// The writes below the agent's root directory: on a device all others go to tmpfs.
     fn below_root(&self, prefix: &Path) -> Result<trace::Trace, RigError> {
         let root = self.agent.root_dir().display().to_string();
         let text = trace::collect(prefix)?;
@@ -425,7 +428,7 @@ impl Bench {
         for place in places.filter(|place| place.starts_with(self.setup.scratch.path())) {
             unmount(place).map_err(RigError::io("unmount", place))?;
         }
-        // what was killed takes a moment to be gone, on a busy machine a longer one
+        // killed processes take a moment to disappear, longer on a busy machine
         let begun = Instant::now();
         while let Err(error) = self.cgroups.remove(&self.group) {
             if begun.elapsed() > LIMIT {
@@ -437,8 +440,8 @@ impl Bench {
     }
 }
 
-/// A group of this process's own. In a PID namespace, which `.ci/bench` makes, every such process is the first, so the namespace is in
-/// its name.
+/// The control group of this process. In a PID namespace, which `.ci/bench` makes, every such process has the
+/// id 1, so the namespace is part of the name.
 fn group() -> Result<String, RigError> {
     let namespace = Path::new("/proc/self/ns/pid");
     let inode = fs::metadata(namespace).map_err(RigError::io("look at", namespace))?.ino();
@@ -476,7 +479,7 @@ fn process_of(number: u32) -> Option<i32> {
     pids(|found| found == line).pop()
 }
 
-/// Processes by their command line.
+/// Process ids, selected by command line.
 pub(crate) fn pids(is_one: impl Fn(&str) -> bool) -> Vec<i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -488,18 +491,18 @@ fn missing(awaited: &str, found: &str) -> RigError {
     RigError::TimedOut { awaited: awaited.to_owned(), found: found.to_owned() }
 }
 
-/// Nothing that is mounted here shows elsewhere, and loopback works.
+/// Makes mounts private to this process, and starts the loopback interface.
 fn isolate() -> Result<(), RigError> {
     ran("sh", &["-c", "mount --make-rprivate / && ip link set lo up"]).map(drop)
 }
 
-/// The package's network for pods, with its addresses in this directory.
+/// The package's network for pods, with its addresses stored in this directory.
 fn set_network(scratch: &Path) -> Result<(), RigError> {
     for plugin in PLUGINS {
         let path = Path::new(PLUGIN_DIR).join(plugin);
         fs::metadata(&path).map_err(RigError::io("look at the CNI plugin", &path))?;
     }
-    // an /etc that can be written without anybody else seeing it
+    // an overlay over /etc, so that writes to it are private
     let script = "mkdir $0 && mount -t tmpfs tmpfs $0 && mkdir $0/upper $0/work && \
         mount -t overlay -o lowerdir=/etc,upperdir=$0/upper,workdir=$0/work overlay /etc && \
         rm -rf /etc/cni && mkdir -p /etc/cni/net.d";
@@ -509,7 +512,7 @@ fn set_network(scratch: &Path) -> Result<(), RigError> {
     fs::write(path, text).map_err(RigError::io("write", path))
 }
 
-/// Runs a program; what it wrote to standard output.
+/// Runs a program; returns its standard output.
 pub(crate) fn ran(program: &str, arguments: &[&str]) -> Result<Vec<u8>, RigError> {
     let output = Command::new(program).args(arguments).output().map_err(io(&format!("run {program}")))?;
     if output.status.success() {
@@ -520,7 +523,7 @@ pub(crate) fn ran(program: &str, arguments: &[&str]) -> Result<Vec<u8>, RigError
     Err(RigError::Failed { command, status: output.status.to_string(), said })
 }
 
-/// A program by its name, in `$PATH`.
+/// The path of a program in `$PATH`.
 pub(crate) fn found(name: &str) -> Result<PathBuf, RigError> {
     let places = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&places).map(|place| place.join(name)).find(|path| path.is_file());
@@ -530,7 +533,7 @@ pub(crate) fn found(name: &str) -> Result<PathBuf, RigError> {
 /// An OCI layout with one image of one layer.
 pub(crate) struct Layout {
     pub(crate) path: PathBuf,
-    /// Of its files, without the blocks that a tar file adds.
+    /// Bytes of its files, without the padding of the tar format.
     pub(crate) bytes: u64,
     /// The descriptor of its manifest.
     pub(crate) manifest: Value,
@@ -572,7 +575,7 @@ pub(crate) fn layout(at: &Path, files: &[PathBuf]) -> Result<Layout, RigError> {
     Ok(Layout { path: at.to_owned(), bytes, manifest })
 }
 
-/// Writes a blob; how a document names it.
+/// Writes a blob; returns its descriptor.
 fn blob(blobs: &Path, bytes: &[u8], media: &str) -> Result<Value, RigError> {
     let fresh = blobs.join("new");
     fs::write(&fresh, bytes).map_err(RigError::io("write", &fresh))?;

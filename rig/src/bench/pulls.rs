@@ -1,7 +1,9 @@
-//! What a pull of an image costs, beside skopeo and umoci with the same registry in the same run, and what it writes to the disk.
+//! The cost of a pull of an image, beside skopeo and umoci with the same registry in the same run, and its
+//! writes to the disk.
 //!
-//! Always holds: a registry on loopback that serves from memory, so neither network nor its disk is measured; the two sides take turns;
-//! ratios only, because machines differ. skopeo copies blobs and flushes nothing; the agent's pull unpacks, too, and is durable.
+//! Always holds: a registry on loopback serves from memory, so neither network nor its disk is measured; the
+//! two sides alternate; only ratios are reported, because machines differ. skopeo copies blobs and flushes
+//! nothing, while the agent's pull also unpacks, and is durable.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +20,7 @@ use crate::pods::{Layout, found, layout, ran};
 use crate::setup::io;
 use crate::trace;
 
-/// How often each side pulls.
+/// Pulls of each side.
 const TRIES: u32 = 5;
 const REPOSITORY: &str = "bench/large";
 const TAG: &str = "1";
@@ -34,13 +36,13 @@ impl Registry {
     pub(crate) fn start(at: &Path) -> Result<Registry, RigError> {
         let layout = layout(at, &[programs::built("kedge")?, programs::built("kedge-hub")?])?;
         let registry = FakeRegistry::start().map_err(io("start a registry"))?;
-        // that there is a registry at all
+        // the path by which clients recognize a registry
         registry.put("", "application/json", b"{}");
         serve(&registry, &layout, REPOSITORY, TAG)?;
         Ok(Registry { registry, layout })
     }
 
-    /// As a drop-in names it.
+    /// The registry's name in a drop-in.
     pub(crate) fn server(&self) -> String {
         self.registry.name()
     }
@@ -96,7 +98,7 @@ impl Registry {
     }
 }
 
-/// Serves the image of a layout under a tag, and by its digest; how many bytes its blobs have.
+/// Serves the image of a layout under a tag, and by its digest; returns the bytes of its blobs.
 pub(crate) fn serve(
     registry: &FakeRegistry,
     layout: &Layout,
@@ -130,7 +132,7 @@ fn kedge(agent: &Agent, arguments: &[&str]) -> Result<(), RigError> {
     }
 }
 
-/// Seconds that skopeo takes for the same.
+/// Seconds that skopeo takes for the same image.
 fn copy(image: &str, to: &Path) -> Result<f64, RigError> {
     let (from, to) = (format!("docker://{image}"), format!("oci:{}:{TAG}", to.display()));
     let begun = Instant::now();
@@ -138,7 +140,7 @@ fn copy(image: &str, to: &Path) -> Result<f64, RigError> {
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// Seconds that umoci takes to unpack what skopeo copied.
+/// Seconds that umoci takes to unpack the image that skopeo copied.
 fn unpack(copied: &Path, to: &Path) -> Result<f64, RigError> {
     let image = format!("{}:{TAG}", copied.display());
     let begun = Instant::now();
@@ -146,7 +148,7 @@ fn unpack(copied: &Path, to: &Path) -> Result<f64, RigError> {
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// What one pull does to the disk below the root directory.
+/// The writes of one pull to the disk below the root directory.
 fn written(agent: &Agent, pull: &[&str], scratch: &Path) -> Result<trace::Trace, RigError> {
     let prefix = scratch.join("pull.strace");
     let program = agent.command().remove(0);

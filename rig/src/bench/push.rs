@@ -1,7 +1,8 @@
-//! A pushed configuration: how soon it is active, and what it costs the disk until it is promoted.
+//! A pushed configuration: the time until it is active, and its writes to the disk until it is promoted.
 //!
-//! Always holds: the push is a patch of the ConfigMap over the API, and *active* is what the Node's status shows there. The writes
-//! that are allowed are those of RULES.md, "Durable writes", written out below; one more is a goal missed.
+//! Always holds: the push is a patch of the ConfigMap through the API, and *active* is what the Node's status
+//! shows there. The allowed writes are those of RULES.md, "Durable writes", listed below; one more misses the
+//! goal.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,15 +18,16 @@ use crate::trace;
 use kedge_rig::client::Connection;
 use kedge_rig::table::{Figure, Goal, quantile};
 
-/// Edits of nothing but the ConfigMap's metadata.
+/// Edits that only change the ConfigMap's metadata.
 const METADATA_EDITS: usize = 1000;
-/// Pushes that are timed: the p99 is the slowest of them.
+/// Timed pushes: the p99 is the slowest of them.
 const PUSHES: usize = 50;
-/// The trial of the configuration whose writes are counted. The number of progress records does not depend on it.
+/// The trial period of the configuration whose writes are counted. The number of progress records does not
+/// depend on it.
 const TRIAL_SECS: u64 = 24;
-/// The durable writes from adoption to promotion: checkpoint, current, startups | startups before it is parsed | four
-/// records of progress, a quarter of the trial apart, for the promotion waits for a renewal after the last | startups,
-/// last-known-good.
+/// The durable writes from adoption to promotion: checkpoint, current, startups | startups before it is
+/// parsed | four records of progress, a quarter of the trial apart, because the promotion waits for a renewal
+/// after the last | startups, last-known-good.
 const WRITES_ALLOWED: [(&str, usize); 4] =
     [("checkpoints/", 1), ("current", 1), ("startups.json", 7), ("last-known-good", 1)];
 pub(crate) const MERGE: &str = "content-type: application/merge-patch+json\r\n";
@@ -65,7 +67,8 @@ pub(crate) fn wait_active(nodes: &Watched, node: &str, version: &str) -> Result<
     nodes.wait(&format!("version {version} to be active on {node}"), LIMIT, is_active).map(|(at, _)| at)
 }
 
-/// Lets the next push replace the program in place, however many did so lately: operators push less often than this.
+/// Lets the next push replace the program in place, however many did so lately: operators push less often
+/// than this program.
 fn forget_pace(agent: &Agent) -> Result<(), RigError> {
     let path = agent.run_dir().join("replaced");
     match std::fs::remove_file(&path) {
@@ -76,7 +79,7 @@ fn forget_pace(agent: &Agent) -> Result<(), RigError> {
     }
 }
 
-/// ConfigMap patch to active.
+/// The time from the patch of the ConfigMap to active.
 pub(crate) fn push() -> Result<Vec<Figure>, RigError> {
     let setup = Setup::open("bench-push")?;
     let node = "pushed";
@@ -91,7 +94,7 @@ pub(crate) fn push() -> Result<Vec<Figure>, RigError> {
     let process = agent.babysitter().state().pid;
     let (mut whole, mut ends) = (Vec::new(), Vec::new());
     for index in 1..=PUSHES {
-        // the watch of the ConfigMap begins once the source is known; a fleet's operator is no faster
+        // the watch of the ConfigMap begins once the source is known; no operator of a fleet is faster
         std::thread::sleep(Duration::from_secs(1));
         forget_pace(&agent)?;
         let ended = agent.babysitter().state().ends.len();
@@ -128,13 +131,14 @@ pub(crate) fn writes() -> Result<Vec<Figure>, RigError> {
     let nodes = setup.watch("/api/v1/nodes")?;
     let mut hub = setup.connect()?;
     let prefix = setup.scratch.path().join("writes.strace");
-    // -D: the agent stays the process that was started; one file per thread, so no call is split over two lines
+    // -D: the agent stays the process that was started; one file per thread, so no call is split over two
+    // lines
     let strace = format!("strace -D -f -ff -ttt -y -e {} -o {}", trace::CALLS, prefix.display());
     let program = setup.wrapper("kedge-strace", &strace)?;
     let mut agent = setup.agent(node, &program, PLAIN)?;
     agent.start()?;
     nodes.wait("the node to register", LIMIT, |object| is_named(object, node))?;
-    // what a first start writes is over once the node is silent
+    // the writes of a first start are finished once the node is silent
     std::thread::sleep(Duration::from_secs(3));
     let before = trace::collect(&prefix)?.lines().count();
     let made = create(&mut hub, "edge", &payload(1, TRIAL_SECS))?;
@@ -201,7 +205,7 @@ pub(crate) fn writes() -> Result<Vec<Figure>, RigError> {
     ])
 }
 
-/// What strace saw after so many lines.
+/// The output of strace after so many lines.
 fn since(prefix: &Path, lines: usize) -> Result<String, RigError> {
     let all = trace::collect(prefix)?;
     Ok(all.lines().skip(lines).collect::<Vec<_>>().join("\n"))
@@ -226,7 +230,7 @@ fn without(text: &str, dir: &str) -> String {
     text.lines().filter(|line| !line.contains(dir)).collect::<Vec<_>>().join("\n")
 }
 
-/// How many writes of which record: the checkpoints together, other files by name.
+/// The number of writes by record: checkpoints together, other files by name.
 fn kinds(renamed: &[String], dir: &str) -> BTreeMap<String, usize> {
     let mut kinds = BTreeMap::new();
     for path in renamed {

@@ -1,7 +1,8 @@
-//! A TCP relay between an agent and its hub that reads the heads of TLS records: which side sent how many bytes, and when.
+//! A TCP relay between an agent and its hub that reads the heads of TLS records: it counts the bytes of each
+//! side, with times.
 //!
-//! Always holds: bytes are passed on as they came, at once; nothing is decrypted. What is counted is what TCP carries: TLS
-//! records with their 5-byte heads and their tags, without TCP's and IP's own headers.
+//! Always holds: bytes are passed on unchanged, at once; nothing is decrypted. It counts the bytes that TCP
+//! carries: TLS records with their 5-byte heads and their tags, without the headers of TCP and IP.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,14 +15,14 @@ use kedge_rig::link::Link;
 /// The type of TLS records that carry HTTP (and, in TLS 1.3, most of the handshake).
 const APPLICATION_DATA: u8 = 23;
 
-/// One TLS record as it passed.
+/// One TLS record that was passed on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Record {
-    /// When its last byte passed.
+    /// When its last byte was passed on.
     pub(crate) at: Instant,
-    /// Which connection, counted from 0.
+    /// The number of its connection, counted from 0.
     pub(crate) connection: usize,
-    /// From the agent to the hub.
+    /// True if it goes from the agent to the hub.
     pub(crate) is_up: bool,
     /// TLS content type.
     pub(crate) content: u8,
@@ -51,23 +52,23 @@ impl Relay {
         Ok(Relay { link: Link::observed(target, Some(Box::new(observer)))?, records })
     }
 
-    /// Where the agent is to connect to.
+    /// The address for the agent to connect to.
     pub(crate) fn address(&self) -> SocketAddr {
         self.link.address()
     }
 
-    /// Connections of the agent that stand.
+    /// The number of the agent's open connections.
     pub(crate) fn open(&self) -> usize {
         self.link.open()
     }
 
-    /// Everything that passed so far.
+    /// All records so far.
     pub(crate) fn records(&self) -> Vec<Record> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Finds the records in a stream that comes in arbitrary pieces.
+/// Finds the records in a stream that arrives in arbitrary pieces.
 #[derive(Default)]
 struct Heads {
     head: Vec<u8>,
@@ -86,7 +87,7 @@ impl Heads {
                 }
                 self.left = usize::from(u16::from_be_bytes([self.head[3], self.head[4]]));
             }
-            // also for an empty record, whose head is all of it
+            // also for an empty record, which consists only of its head
             let take = self.left.min(bytes.len());
             self.left -= take;
             bytes = &bytes[take..];
@@ -99,23 +100,23 @@ impl Heads {
     }
 }
 
-/// What one connection traffic.
+/// The traffic of one connection.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Traffic {
-    /// Which connection.
+    /// The number of the connection.
     pub(crate) connection: usize,
     /// Bytes from the agent.
     pub(crate) up_bytes: usize,
     /// Bytes to the agent.
     pub(crate) down_bytes: usize,
-    /// Requests with answers: how often the agent spoke after the hub had.
+    /// Requests with answers: how often the agent sent something after the hub had.
     pub(crate) exchanges: usize,
     /// Sizes of the records to the agent.
     pub(crate) down_records: Vec<usize>,
 }
 
 impl Traffic {
-    /// Both ways.
+    /// Bytes in both directions.
     pub(crate) fn bytes(&self) -> usize {
         self.up_bytes + self.down_bytes
     }

@@ -1,9 +1,10 @@
-//! What the DaemonSet controller costs: one changed pod among 100, 1,000 and 10,000 of its set, and an update of 100 nodes beside the
-//! least time that it could take.
+//! The cost of the DaemonSet controller: one changed pod among 100, 1,000 and 10,000 of its set, and an
+//! update of 100 nodes compared with the least possible time.
 //!
-//! Always holds: a real hub over real TLS; its nodes are acted here, by what agents write. Changes follow one another, each after the hub
-//! has answered the one before, so the controller looks at each. Processor time and allocations are all of the hub's: a figure for 10,000
-//! beside one for 100 shows what the controller adds.
+//! Always holds: a real hub over real TLS; this program plays its nodes, by writing the same objects as
+//! agents. Each change is sent after the hub has answered the one before, so the controller handles each.
+//! Processor time and allocations are those of the whole hub: comparing 10,000 with 100 shows the growth that
+//! is due to the controller.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -22,18 +23,18 @@ use crate::setup::{LIMIT, Setup, io};
 const NODES: &str = "/api/v1/nodes";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const SET: &str = "/apis/apps/v1/namespaces/default/daemonsets";
-/// Nodes of the set, by stages.
+/// Nodes of the set in each stage.
 const SIZES: [usize; 3] = [100, 1000, 10_000];
-/// Changes that a stage measures: enough for 10 ms ticks of processor time to be a small error.
+/// Changes measured in each stage: enough for the 10 ms ticks of processor time to be a small error.
 const CHANGES: usize = 4000;
 const COUNTED_CHANGES: usize = 200;
-/// A cost is flat if it is at most this much more among the most nodes: the store and the index grow, too.
+/// A cost is flat if it is at most this much higher among the most nodes: the store and the index grow, too.
 const FLAT: f64 = 1.5;
-/// Time for the hub to finish what the last change led to.
+/// Time for the hub to finish the work that the last change caused.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Nodes that renew no Lease are well all the time.
+/// Flags with which nodes that renew no Lease count as ready.
 const NODES_STAY: [&str; 2] = ["--node-monitor-grace-period", "1h"];
-/// Of the update: nodes, how many of them at a time, and how long one takes to end a pod, and to start one.
+/// For the update: nodes, the number updated at a time, and the time of one to end a pod, and to start one.
 const UPDATED: usize = 100;
 const AT_A_TIME: usize = 10;
 const STEP: Duration = Duration::from_millis(50);
@@ -71,7 +72,7 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
     Ok(figures)
 }
 
-/// A hub with a set of so many nodes that all run its pod.
+/// A hub with a set of so many nodes, all of which run its pod.
 struct Fleet {
     setup: Setup,
     pods: Vec<String>,
@@ -112,12 +113,12 @@ impl Fleet {
     }
 }
 
-/// One for each worker.
+/// The names, divided among the workers.
 fn shares(names: &[String]) -> Vec<Vec<String>> {
     names.chunks(names.len().div_ceil(WORKERS).max(1)).map(<[String]>::to_vec).collect()
 }
 
-/// Processor seconds of the hub for one change.
+/// The hub's processor seconds for one change.
 fn changes(size: usize) -> Result<f64, RigError> {
     let setup = Setup::open_with("bench-rollouts", &NODES_STAY)?;
     let process = hub_process(&setup)?;
@@ -138,14 +139,15 @@ fn counted_changes(size: usize) -> Result<cost::Counted, RigError> {
     cost::read(&dump)
 }
 
-/// What a node does when its time comes.
+/// A node's next act.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Act {
     End(String),
     Run(String),
 }
 
-/// An update whose nodes take [`STEP`] to end a pod and to start one: no order of them is faster than one group after the other.
+/// An update whose nodes take [`STEP`] to end a pod and to start one: no order of them is faster than one
+/// group after the other.
 fn update() -> Result<[Figure; 2], RigError> {
     let setup = Setup::open_with("bench-update", &NODES_STAY)?;
     let fleet = Fleet::open(setup, UPDATED)?;
@@ -210,7 +212,7 @@ fn update() -> Result<[Figure; 2], RigError> {
     ])
 }
 
-/// The names of the set's pods once there are so many.
+/// Waits until there are so many of the set's pods; returns their names.
 fn awaited(hub: &mut Connection, count: usize) -> Result<Vec<String>, RigError> {
     let end = Instant::now() + LIMIT * 10;
     loop {

@@ -1,7 +1,8 @@
-//! What every section stands on: a hub, agents with the defaults of a device, and a watch that records when something was seen.
+//! The basis of every section: a hub, agents with the defaults of a device, and a watch that records when
+//! something was seen.
 //!
-//! Always holds: agents run under the babysitter with the limits of `kedge.service`; nothing of the rig's drop-in (short
-//! Leases) is left in them; times are taken where the API server's answer arrives here.
+//! Always holds: agents run under the babysitter with the limits of `kedge.service`, without the rig's
+//! drop-in (short Leases); times are taken when the API server's answer arrives here.
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -19,14 +20,14 @@ use serde_json::Value;
 
 use kedge_rig::client::{Connection, Identity};
 
-/// Longest wait for anything that is awaited.
+/// Longest wait for any event.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// The collection of heartbeats.
 pub(crate) const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// The node's own drop-in in a section that changes nothing else: several agents share this machine, so no health
-/// port, and how full its disk is must not keep pods away.
+/// The node's own drop-in in a section that changes nothing else: no health port, because several agents
+/// share this machine, and no eviction because of this machine's full disk.
 pub(crate) const PLAIN: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nhealthzPort: 0\nevictionHard: {nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%}\n";
 
 /// A hub in a directory of its own.
@@ -36,7 +37,7 @@ pub(crate) struct Setup {
     pub(crate) scratch: Scratch,
 }
 
-/// For `map_err` on what this program does itself.
+/// For `map_err` on errors of this program's own acts.
 pub(crate) fn io(tried: &str) -> impl FnOnce(std::io::Error) -> RigError {
     let tried = tried.to_owned();
     move |source| RigError::Io { tried, source }
@@ -48,7 +49,7 @@ impl Setup {
         Setup::open_with(purpose, &[])
     }
 
-    /// The same with more on its command line.
+    /// The same with additional flags.
     pub(crate) fn open_with(purpose: &str, flags: &[&str]) -> Result<Setup, RigError> {
         let scratch = Scratch::new(purpose).map_err(io("make a temporary directory"))?;
         let hub = Hub::start(&scratch.path().join("hub"), flags)?;
@@ -85,7 +86,8 @@ impl Setup {
         })
     }
 
-    /// A node that is not started, with `drop_in` as its only local configuration. `program` runs in place of `kedge`.
+    /// A node that is not started, with `drop_in` as its only local configuration. `program` runs in place of
+    /// `kedge`.
     pub(crate) fn agent(&self, name: &str, program: &Path, drop_in: &str) -> Result<Agent, RigError> {
         let kubeconfig = self.hub.node_kubeconfig(name)?;
         self.agent_with(name, program, drop_in, &kubeconfig)
@@ -111,20 +113,21 @@ impl Setup {
     }
 }
 
-/// A node's credentials as an operator makes them; the n-th node comes from its own loopback address, as nodes of a fleet do.
+/// A node's credentials as an operator makes them; the n-th node connects from a loopback address of its own,
+/// like nodes of a fleet.
 pub(crate) fn identity(setup: &Setup, name: &str, number: usize) -> Result<Identity, RigError> {
     let kubeconfig = setup.hub.node_kubeconfig(name)?;
     let identity = Identity::read(&kubeconfig).map_err(io("read a node's kubeconfig"))?;
     Ok(identity.from_address(source(number)))
 }
 
-/// The n-th address of this machine from which a section connects: the hub limits what comes from one.
+/// The n-th address of this machine from which a section connects: the hub limits each address.
 pub(crate) fn source(number: usize) -> Ipv4Addr {
     let [.., high, low] = u32::try_from(number + 1).unwrap_or(u32::MAX).to_be_bytes();
     Ipv4Addr::new(127, 1, high, low)
 }
 
-/// A script at this path that runs `command`, then the program and its arguments.
+/// Writes a script that runs `command`, then the program with the given arguments.
 fn wrapper(path: &Path, command: &str, program: &str) -> Result<PathBuf, RigError> {
     let program = programs::built(program)?;
     let text = format!("#!/bin/sh\nexec {command} {} \"$@\"\n", program.display());
@@ -146,7 +149,7 @@ impl Watched {
         while self.receiver.try_recv().is_ok() {}
     }
 
-    /// Waits for an event about an object that `is_it`; returns when it came.
+    /// Waits for an event about an object for which `is_it` returns true; returns the time of its arrival.
     pub(crate) fn wait(
         &self,
         awaited: &str,
@@ -169,13 +172,13 @@ impl Watched {
         }
     }
 
-    /// How many events about an object of this name came so far, since the last look.
+    /// The number of events about an object of this name since the last `forget`.
     pub(crate) fn count(&self, name: &str) -> usize {
         self.receiver.try_iter().filter(|(_, event)| is_named(&event["object"], name)).count()
     }
 }
 
-/// Whether an object has this name.
+/// True if an object has this name.
 pub(crate) fn is_named(object: &Value, name: &str) -> bool {
     object["metadata"]["name"] == name
 }
@@ -188,7 +191,8 @@ pub(crate) fn pid(agent: &Agent) -> Result<i32, RigError> {
     })
 }
 
-/// A helper process that ends with this value: its own program gets `SIGINT`, as from a terminal, so that it can finish.
+/// A helper process that ends with this value: its own program gets `SIGINT`, as from a terminal, so that it
+/// can finish.
 pub(crate) struct Helper {
     child: Child,
     name: String,
@@ -208,7 +212,7 @@ impl Helper {
         Ok(Helper { child, name: name.to_owned() })
     }
 
-    /// Ends it in order.
+    /// Ends it properly.
     pub(crate) fn stop(mut self) -> Result<(), RigError> {
         if let Some(status) = self.child.try_wait().map_err(io("wait for a helper"))? {
             return Err(RigError::Failed {

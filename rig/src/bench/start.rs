@@ -1,7 +1,8 @@
-//! How long a start takes: to READY=1, to the first Lease, and with 500 drop-ins.
+//! The time of a start: to READY=1, to the first Lease, and with 500 drop-ins.
 //!
-//! Always holds: times begin before the process is made, so the shell and `setpriv` that stand in for systemd's own work are in
-//! them; a Lease counts when a watcher of the API sees it, not when the agent believes it.
+//! Always holds: times begin before the process is made, so they include the shell and `setpriv`, which
+//! replace systemd's own work; a Lease counts when a watcher of the API sees it, not when the agent believes
+//! it.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,12 +16,12 @@ use crate::cost;
 use crate::setup::{LEASES, LIMIT, PLAIN, Setup, is_named};
 use kedge_rig::table::{Figure, Goal, quantile};
 
-/// Starts of one node that exists, and first starts of new ones.
+/// Starts of one existing node, and first starts of new ones.
 const STARTS: usize = 20;
 const FIRST_STARTS: usize = 10;
-/// Starts with and without drop-ins, in turns.
+/// Pairs of starts with and without drop-ins.
 const PAIRS: usize = 10;
-/// As many drop-ins as a machine of many hands may collect.
+/// As many drop-ins as a machine with many administrators may collect.
 const DROP_INS: usize = 500;
 
 fn spread(values: &[f64]) -> String {

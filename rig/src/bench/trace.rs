@@ -1,19 +1,19 @@
-//! What strace saw: which files were written, when they were made durable, and which were renamed into place.
+//! The evaluation of strace's output: files written, flushed, and renamed into place.
 //!
-//! Always holds: only regular files count (a path that begins with `/` and is not the log); a line that is not understood as one
-//! of the listed calls is left out of the counts, never guessed at.
+//! Always holds: only regular files count (a path that begins with `/` and is not the log); a line that is
+//! not recognized as one of the listed calls is not counted, never guessed at.
 
 use std::fs;
 use std::path::Path;
 
 use kedge_rig::error::RigError;
 
-/// The calls that are asked for: everything that can change a file system.
+/// The traced calls: all that can change a file system.
 pub(crate) const CALLS: &str = "trace=open,openat,creat,write,writev,pwrite64,pwritev,pwritev2,rename,renameat,renameat2,unlink,\
 unlinkat,rmdir,mkdir,mkdirat,link,linkat,symlink,symlinkat,fsync,fdatasync,sync_file_range,msync,truncate,ftruncate,fallocate,chmod,\
 fchmod,fchmodat,utimensat";
 
-/// What was done to files.
+/// Counts of changes to files.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Trace {
     /// Names of files renamed into place: one durable write each.
@@ -26,7 +26,8 @@ pub(crate) struct Trace {
     pub(crate) changes: usize,
 }
 
-/// All that `strace -ff -ttt -o PREFIX` wrote, one file per thread (so that no call is split over two lines), in order of time.
+/// The whole output of `strace -ff -ttt -o PREFIX`, one file per thread (so that no call is split over two
+/// lines), in order of time.
 pub(crate) fn collect(prefix: &Path) -> Result<String, RigError> {
     let dir = prefix.parent().unwrap_or(Path::new("."));
     let name = prefix.file_name().unwrap_or_default().to_string_lossy().into_owned() + ".";
@@ -37,7 +38,7 @@ pub(crate) fn collect(prefix: &Path) -> Result<String, RigError> {
             lines.extend(String::from_utf8_lossy(&text).lines().map(str::to_owned));
         }
     }
-    // seconds have as many digits all our lives: text order is time's order
+    // the seconds all have the same number of digits, so the order of text is that of time
     lines.sort();
     Ok(lines.join("\n"))
 }
@@ -98,17 +99,17 @@ pub(crate) fn read(text: &str, left_out: &[&str]) -> Trace {
     trace
 }
 
-/// The path of `3</path>, ...`; empty if there is none.
+/// The path of `3</path>, ...`; empty without one.
 fn descriptor(arguments: &str) -> &str {
     let Some((number, rest)) = arguments.split_once('<') else { return "" };
     if !number.bytes().all(|byte| byte.is_ascii_digit()) {
         return "";
     }
-    // a temporary file that is gone is shown as </path (deleted)>
+    // a temporary file that was removed is shown as </path (deleted)>
     rest.split('>').next().unwrap_or_default()
 }
 
-/// The paths of an argument list, each relative one below the directory whose descriptor stands before it.
+/// The paths in an argument list; a relative one is appended to the directory whose descriptor precedes it.
 fn paths(arguments: &str) -> Vec<String> {
     let parts: Vec<&str> = arguments.split('"').collect();
     let pairs = parts.chunks(2).filter_map(|pair| Some((pair.first()?, pair.get(1)?)));

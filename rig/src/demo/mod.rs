@@ -1,10 +1,11 @@
-//! What `make try` shows: three real agents and a real hub; a good configuration, one that does not parse, one that does not
-//! validate, one that would do harm, one under which the agent crashes, the repair, two variants in one ConfigMap, and a move to
-//! another hub; and a pod on each node all the while (`pods`), where this machine can run containers.
+//! The chapters of `make try`: three real agents and a real hub; a good configuration, one that does not
+//! parse, one that does not validate, one that would do harm, one under which the agent crashes, the repair,
+//! two variants in one ConfigMap, and a move to another hub; and meanwhile a pod on each node (`pods`), where
+//! this machine can run containers.
 //!
-//! Owns the order of events and what must be seen in each chapter. Always holds: a chapter ends only when the API server shows what
-//! the chapter claims; a heartbeat that was late at any time before the move is a failure. It changes the cluster by kubectl alone,
-//! and shows each command.
+//! Owns the order of events and the results expected in each chapter. Always holds: a chapter ends only when
+//! the API server shows its expected result; a late heartbeat at any time before the move is a failure. It
+//! changes the cluster only with kubectl, and shows each command.
 
 mod pods;
 
@@ -26,22 +27,22 @@ use crate::programs;
 use crate::signals::StopSignal;
 use crate::view::{ConfigStatus, Fact, FactKind, View, World};
 
-/// The nodes. The first is the one that gets the configuration that does not parse, and so on.
+/// The nodes. The first one gets the configuration that does not parse, and so on.
 const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
 /// `configTrialDuration` of every configuration in the demo. The default is ten minutes.
 const TRIAL: Duration = Duration::from_secs(15);
 /// `crashLoopThreshold` in the demo. The default is ten.
 const CRASH_LOOP_THRESHOLD: usize = 2;
-/// As in [`crate::agent::RIG_DROP_IN`]: a Lease that is not renewed within it means a lost heartbeat.
+/// As in [`crate::agent::RIG_DROP_IN`]: if a Lease is not renewed for this long, a heartbeat was lost.
 const LEASE_DURATION: Duration = Duration::from_secs(12);
-/// How often the agents are asked for the rest of their trial.
+/// How often the agents are queried for the rest of their trial.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How often that is printed where output is not a terminal.
+/// How often that is printed if the output is not a terminal.
 const PRINT_EVERY: Duration = Duration::from_secs(5);
-/// How much of each log is shown after a failure.
+/// Lines of each log that are shown after a failure.
 const LOG_TAIL_LINES: usize = 15;
 
-/// Three nodes, a hub, and what the API shows of them.
+/// Three nodes, a hub, and the view of its API.
 pub struct Demo {
     console: Console,
     stop: Receiver<StopSignal>,
@@ -54,13 +55,13 @@ pub struct Demo {
     printed_trials: Option<Instant>,
     ready_since: Option<Instant>,
     elsewhere: Option<Elsewhere>,
-    /// Err: why no pods run here.
+    /// `Err`: the reason why no pods run here.
     pods: Result<Pods, String>,
 }
 
-/// Another hub, to which a node moves, and what its API shows.
+/// Another hub, to which a node moves, and the view of its API.
 struct Elsewhere {
-    // in this order: what is dropped first ends first
+    // in this order, because the first one is dropped first
     view: View,
     printed_facts: usize,
     hub: Hub,
@@ -105,7 +106,7 @@ impl Demo {
         })
     }
 
-    /// Tells all chapters.
+    /// Runs all chapters.
     pub fn run(&mut self) -> Result<(), RigError> {
         self.nodes_join()?;
         let good = self.a_good_config()?;
@@ -209,7 +210,8 @@ impl Demo {
         Ok(uid)
     }
 
-    /// One key is one configuration: the bad variant does not take the good one along, although both have one UID.
+    /// One key is one configuration: banning the bad variant does not ban the good one, although both have
+    /// the same UID.
     fn two_keys_of_one_config_map(&mut self) -> Result<(), RigError> {
         self.console.chapter("Two variants in one ConfigMap for edge-2: one works, the other does not");
         let day = payload("nodeStatusReportFrequency: 90s\n");
@@ -234,7 +236,8 @@ impl Demo {
         Ok(())
     }
 
-    /// Another server's objects are other objects, whatever their names: the node keeps what it runs until it is asked.
+    /// Another server's objects are different objects, whatever their names: the node keeps its configuration
+    /// until another one is assigned.
     fn the_move(&mut self, running: &str) -> Result<(), RigError> {
         self.console.chapter(
             "A move: edge-1 gets the credentials of another hub, which has a ConfigMap edge-fixed, too",
@@ -267,7 +270,7 @@ impl Demo {
         })
     }
 
-    /// No Lease was late, and no node was ever anything but Ready.
+    /// No Lease was late, and every node was always Ready.
     fn the_heartbeats(&mut self) -> Result<(), RigError> {
         self.console.chapter("The heartbeats, all the while");
         let since = self.ready_since.unwrap_or_else(Instant::now);
@@ -389,7 +392,7 @@ impl Demo {
         self.kubectl(&source.assign_arguments(node))
     }
 
-    /// Assigns a key of a ConfigMap to a node that had one pinned, or another key.
+    /// Assigns a key of a ConfigMap to a node that had a pinned one, or another key.
     fn follow(&mut self, node: &str, name: &str, key: &str) -> Result<(), RigError> {
         let map = json!({"namespace": "default", "name": name, "kubeletConfigKey": key});
         let source = Source::Raw(json!({"configMapRef": null, "configMap": map}));
@@ -421,7 +424,7 @@ impl Demo {
         there.view.wait(awaited, PATIENCE, on_look, is_so)
     }
 
-    /// Waits, and prints meanwhile what the API shows.
+    /// Waits, and prints new facts from the API meanwhile.
     fn until(
         &mut self,
         awaited: &str,
@@ -443,7 +446,7 @@ impl Demo {
         let start = Instant::now();
         loop {
             if asked.is_none_or(|at| at.elapsed() >= ASK_EVERY) {
-                // outside of the view's lock: a process is started for each node
+                // without the view's lock, because a process is started for each node
                 *trials = cluster.agents().iter().map(trial_left).collect();
                 *asked = Some(Instant::now());
             }
@@ -470,7 +473,7 @@ impl Demo {
         }
     }
 
-    /// Leaves everything running and goes on telling until a signal comes.
+    /// Leaves everything running and continues to report until a signal arrives.
     pub fn keep_running(&mut self) -> Result<(), RigError> {
         self.console.chapter("Now you");
         for line in self.invitation() {
@@ -512,11 +515,11 @@ impl Demo {
         ]
     }
 
-    /// Stops all processes in order.
+    /// Stops all processes properly.
     pub fn close(mut self) -> Result<(), RigError> {
         self.console.say(Tone::Plain, "stopping the nodes, their containers and the hubs");
         self.cluster.stop_agents()?;
-        // before the directory that their file systems are mounted in
+        // before the directory that contains their mount points
         self.pods.as_mut().map_or(Ok(()), Pods::clear)?;
         self.cluster.close()?;
         self.elsewhere.as_mut().map_or(Ok(()), |there| there.hub.stop())
@@ -559,7 +562,7 @@ fn condition_names(world: &World, node: &str, uid: &str) -> bool {
     world.condition(node, "ConfigOK").is_some_and(|(_, message, _)| message.contains(uid))
 }
 
-/// The first time after `since` that the node was anything but Ready.
+/// The first time after `since` at which the node was not Ready.
 fn ready_lapse(world: &World, node: &str, since: Instant) -> Option<String> {
     world.facts().0.iter().filter(|fact| fact.node == node && fact.at > since).find_map(|fact| {
         match &fact.kind {
@@ -571,7 +574,7 @@ fn ready_lapse(world: &World, node: &str, since: Instant) -> Option<String> {
     })
 }
 
-/// From the node itself: the API does not show how long a trial still lasts.
+/// Queries the node itself: the API does not show the remaining time of a trial.
 fn trial_left(agent: &Agent) -> Option<Duration> {
     let status = agent.is_started().then(|| agent.kedge_json(&["status"]).ok())??;
     let config = status.get("config")?;
@@ -581,7 +584,7 @@ fn trial_left(agent: &Agent) -> Option<Duration> {
         .flatten()
 }
 
-/// Not through the API: only so that one sees what the API's words are about.
+/// Not through the API: only to show a reader the events behind the API's messages.
 fn print_ends(console: &mut Console, agents: &[Agent], printed: &mut [u64]) {
     for (agent, printed) in agents.iter().zip(printed).filter(|(agent, _)| agent.is_started()) {
         let before = *printed;

@@ -1,9 +1,10 @@
-//! The chapters of `make try` about pods: an image from a real registry, a DaemonSet, what its containers survive, and an update that
-//! fails.
+//! The chapters of `make try` about pods: an image from a real registry, a DaemonSet, events that containers
+//! survive, and an update that fails.
 //!
-//! Owns what the chapters leave on this machine beside files: control groups, mounts, the processes of containers. Always holds: all
-//! of it is gone when [`Pods`] is dropped, also that of an earlier try-out that was killed; what is shown came from kubectl, from a
-//! node's own command line, or from the log of a container.
+//! Owns traces of the chapters on this machine other than files: control groups, mounts, the processes of
+//! containers. Always holds: all of them are removed when [`Pods`] is dropped, including those of an earlier
+//! try-out that was killed; all shown facts came from kubectl, from a node's own command line, or from the
+//! log of a container.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -24,24 +25,24 @@ use crate::error::RigError;
 use crate::image_push;
 use crate::scratch::poll;
 
-/// What the chapters run beside the agent.
+/// The programs that the chapters need beside the agent.
 const PROGRAMS: [&str; 4] = ["crun", "docker-registry", "umoci", "busybox"];
-/// How the control group of a try-out begins; the id of its process follows.
+/// Prefix of the control group of a try-out; the id of its process follows.
 const GROUP: &str = "kedge-try-";
-/// Longest that the registry takes to listen.
+/// Longest wait until the registry listens.
 const REGISTRY_LIMIT: Duration = Duration::from_secs(20);
-/// How often is looked for what the view does not show.
+/// Interval of checks for facts that the view does not contain.
 const LOOK_EVERY: Duration = Duration::from_millis(300);
-/// A line a second: a container that was started again would begin at 1.
+/// A line a second: a restarted container would begin at 1.
 const SCRIPT: &str = "n=0; while sleep 1; do n=$((n+1)); echo tick $n; done";
-/// What the update runs, after a moment in which it looks well.
+/// The script of the update, which looks well for a moment.
 const BAD_SCRIPT: &str = "sleep 1; echo cannot open the clock; exit 3";
 /// The DaemonSet, its label, its container.
 const NAME: &str = "clock";
-/// A pod that runs for so long is available.
+/// A pod counts as available after this time.
 const MIN_READY_SECS: u32 = 5;
 
-/// What this machine needs for pods, and what they leave on it.
+/// The programs for pods on this machine, and the traces to remove.
 pub(super) struct Pods {
     crun: PathBuf,
     docker_registry: PathBuf,
@@ -67,7 +68,8 @@ impl Drop for Registry {
 }
 
 impl Pods {
-    /// Looks whether pods can run here, with everything of theirs below `dir`. Err: why not, and what to do about it.
+    /// Checks that pods can run here, with all their files below `dir`. `Err`: the reason why they cannot,
+    /// and the remedy.
     pub(super) fn new(dir: &Path) -> Result<Pods, String> {
         if !fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0) {
             return Err(r#"containers need root: sudo env "PATH=$PATH" make try"#.to_owned());
@@ -93,13 +95,13 @@ impl Pods {
         Ok(pods)
     }
 
-    /// A node that runs containers, in control groups of its own.
+    /// Options of a node that runs containers, in control groups of its own.
     pub(super) fn options(&self, node: &str, options: &mut AgentOptions) {
         options.crun = Some(self.crun.clone());
         options.flags.extend(["--cgroup-root".into(), format!("{}/{node}", self.group).into()]);
     }
 
-    /// The drop-in by which it trusts the registry, and keeps its logs to itself.
+    /// The drop-in that makes it trust the registry, and keeps its logs in its own directory.
     pub(super) fn configure(&self, agent: &Agent) -> Result<(), RigError> {
         let name = self.name();
         let logs = logs_of(agent);
@@ -110,7 +112,7 @@ impl Pods {
         agent.write_drop_in("20-pods.conf", &format!("{}{text}", crate::cluster::HEADER))
     }
 
-    /// The registry's name, as images have it.
+    /// The registry's name in names of images.
     fn name(&self) -> String {
         self.registry.as_ref().map(|registry| registry.address.to_string()).unwrap_or_default()
     }
@@ -121,7 +123,7 @@ impl Pods {
             let tried = tried.to_owned();
             move |source| RigError::Io { tried, source }
         };
-        // free until somebody else takes it: then the registry says so and ends
+        // free until another program takes it: then the registry reports an error and ends
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .and_then(|listener| listener.local_addr())
             .map_err(failed("find a free port"))?;
@@ -152,7 +154,8 @@ impl Pods {
         })
     }
 
-    /// Makes an image of busybox that runs this script, and pushes it; the commands as a user could type them, and its name.
+    /// Makes an image of busybox that runs this script, and pushes it; returns the commands as a user could
+    /// type them, and its name.
     fn push_image(&self, tag: &str, script: &str) -> Result<(Vec<String>, String), RigError> {
         let (layout, bin) = (self.dir.join(format!("clock-{tag}")), self.dir.join("bin"));
         if !bin.exists() {
@@ -194,7 +197,7 @@ impl Pods {
         Ok((commands, name))
     }
 
-    /// Ends everything that runs for a node, and what it mounted: a power cut, as far as containers see it.
+    /// Ends all processes of a node and removes its mounts: a power cut, as far as containers can tell.
     fn cut_off(&self, agent: &Agent) -> Result<(), RigError> {
         let group = format!("{}/{}", self.group, agent.name());
         self.cgroups
@@ -204,14 +207,14 @@ impl Pods {
         fs::remove_dir_all(agent.run_dir()).map_err(RigError::io("remove", &agent.run_dir()))
     }
 
-    /// Ends all containers and takes away what they left. The agents have ended.
+    /// Ends all containers and removes their traces. The agents must have ended.
     pub(super) fn clear(&mut self) -> Result<(), RigError> {
         self.registry = None;
         clear_group(&self.cgroups, &self.group)?;
         unmount_below(self.dir.parent().unwrap_or(&self.dir))
     }
 
-    /// What try-outs left that were killed.
+    /// Removes traces of try-outs that were killed.
     fn clear_killed(&self) {
         let roots: Vec<&Path> = match &self.cgroups {
             Cgroups::V2(root) => vec![root],
@@ -221,7 +224,7 @@ impl Pods {
         for name in roots.into_iter().flat_map(names) {
             let Some(pid) = name.strip_prefix(GROUP) else { continue };
             let is_pid = !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit());
-            // of a process that nobody has waited for the kernel shows no command line
+            // the kernel shows no command line for a process that has ended and not been reaped
             let command_line = fs::read(Path::new("/proc").join(pid).join("cmdline")).unwrap_or_default();
             if is_pid && command_line.is_empty() {
                 let _ = clear_group(&self.cgroups, &format!("/{name}"));
@@ -239,12 +242,12 @@ impl Drop for Pods {
 }
 
 impl Demo {
-    /// An image from a registry of this machine, and a container of it on each node.
+    /// An image from a registry on this machine, and a container of it on each node.
     pub(super) fn a_pod_on_each_node(&mut self) -> Result<(), RigError> {
         self.console.chapter("A DaemonSet: a pod on each node, from a registry on this machine");
         let image = match &self.pods {
             Ok(pods) => pods.push_image("v1", SCRIPT),
-            // nobody reads what CI prints: a chapter that is left out would pass for ever
+            // skipped chapters would go unnoticed in CI, so there it is an error
             Err(why) if std::env::var("CI").as_deref() == Ok("true") => {
                 return Err(RigError::TimedOut {
                     awaited: "a machine that runs pods".into(),
@@ -278,7 +281,7 @@ impl Demo {
         image
     }
 
-    /// It stops by itself after one node, and is undone by one command.
+    /// The update stops by itself after one node, and one command reverts it.
     fn an_update_fails(&mut self) -> Result<(), RigError> {
         self.console.chapter("An update of the DaemonSet whose container crashes");
         let image = match &self.pods {
@@ -332,7 +335,8 @@ impl Demo {
         pods
     }
 
-    /// After the crashes and roll backs of the other chapters: no container was restarted, and none missed a second.
+    /// After the crashes and roll backs of the other chapters: no container was restarted, and none missed a
+    /// second.
     pub(super) fn the_pods_all_the_while(&mut self) -> Result<(), RigError> {
         if self.pods.is_err() {
             return Ok(());
@@ -344,7 +348,7 @@ impl Demo {
         Ok(())
     }
 
-    /// What containers survive, and what is done about those that end.
+    /// Events that containers survive, and the replacement of those that end.
     pub(super) fn what_containers_survive(&mut self) -> Result<(), RigError> {
         if self.pods.is_err() {
             return Ok(());
@@ -381,7 +385,8 @@ impl Demo {
         self.show(&["get", "pods"])
     }
 
-    /// The agent ends without a word, all processes of its containers, and all that a boot clears.
+    /// The agent is killed, all processes of its containers end, and everything that a boot would clear is
+    /// removed.
     fn a_node_boots_without_its_hub(&mut self) -> Result<(), RigError> {
         self.console.chapter("The hub is stopped; then edge-2 loses its power, and boots with nobody to ask");
         self.console.say(Tone::Command, "systemctl stop kedge-hub");
@@ -406,7 +411,7 @@ impl Demo {
         self.goes_on("edge-3")
     }
 
-    /// Whether the container counted every second since it began, and was never restarted.
+    /// True if the container counted every second since it began, and was never restarted.
     fn goes_on(&mut self, node: &str) -> Result<(), RigError> {
         let before = self.ticks(node).unwrap_or_default().len();
         self.until_shown(&format!("{node}'s container to count on"), |demo| {
@@ -429,7 +434,7 @@ impl Demo {
         }
     }
 
-    /// The pod of a node, as the API shows it; null if it cannot be had.
+    /// The pod of a node, as the API shows it; null if it cannot be read.
     fn pod(&self, node: &str) -> Value {
         let of = format!("spec.nodeName={node}");
         let pods = self.cluster.kubectl().json(&["get", "pods", "-l", "app=clock", "--field-selector", &of]);
@@ -444,13 +449,13 @@ impl Demo {
             && container["restartCount"] == restarts
     }
 
-    /// What the node itself says of its container, without any server.
+    /// The state of its container that the node itself reports, without any server.
     fn node_shows(&self, node: &str) -> Option<String> {
         let shown = self.cluster.agent(node).kedge_json(&["pods"]).ok()?;
         shown.pointer("/pods/0/containers/0/state")?.as_str().map(str::to_owned)
     }
 
-    /// What the node's container has counted since it began, by the log of its latest run.
+    /// The numbers that the node's container has printed since it began, from the log of its latest run.
     fn ticks(&self, node: &str) -> Option<Vec<usize>> {
         let logs = logs_of(self.cluster.agent(node));
         let pod = names(&logs).into_iter().next()?;
@@ -461,7 +466,7 @@ impl Demo {
         Some(text.lines().filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect())
     }
 
-    /// The shell that counts, by its control group.
+    /// The shell that counts, found in its control group.
     fn process_of(&self, node: &str, uid: &str) -> Result<i32, RigError> {
         let group = self.pods.as_ref().map(|pods| format!("{}/{node}/", pods.group)).unwrap_or_default();
         let is_its = |pid: &i32| {
@@ -480,7 +485,7 @@ impl Demo {
     fn kill(&mut self, pid: i32) -> Result<(), RigError> {
         let command = format!("kill -KILL {pid}");
         self.console.say(Tone::Command, &command);
-        // the program, not a shell's own
+        // the program, not the shell's own
         let output = Command::new("env").args(command.split(' ')).output();
         let output = output.map_err(RigError::io("run", Path::new("kill")))?;
         match output.status.success() {
@@ -493,7 +498,7 @@ impl Demo {
         }
     }
 
-    /// A kubectl command and what it prints.
+    /// Shows a kubectl command and its output.
     fn show(&mut self, arguments: &[&str]) -> Result<(), RigError> {
         self.console.say(Tone::Command, &crate::kubectl::shown(arguments));
         let text = self.cluster.kubectl().run(arguments)?;
@@ -507,7 +512,7 @@ impl Demo {
         }
     }
 
-    /// Waits for what is not in the view, and prints meanwhile what is.
+    /// Waits for something that is not in the view, and prints new facts from the view meanwhile.
     fn until_shown(&mut self, awaited: &str, is_so: impl Fn(&Demo) -> bool) -> Result<(), RigError> {
         let begin = std::time::Instant::now();
         while !is_so(self) {
@@ -540,13 +545,13 @@ fn logs_of(agent: &Agent) -> PathBuf {
     agent.root_dir().with_file_name("logs")
 }
 
-/// A program by its name, in `$PATH`.
+/// The path of a program in `$PATH`.
 fn found(name: &str) -> Option<PathBuf> {
     let places = std::env::var_os("PATH")?;
     std::env::split_paths(&places).map(|place| place.join(name)).find(|path| path.is_file())
 }
 
-/// Names in a directory; none if it cannot be read.
+/// The names in a directory; empty if it cannot be read.
 fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
@@ -559,7 +564,7 @@ fn clear_group(cgroups: &Cgroups, group: &str) -> Result<(), RigError> {
         .map_err(RigError::io("clear the control group", Path::new(group)))
 }
 
-/// Takes off what is mounted below a directory, the last mounted first.
+/// Unmounts everything below a directory, the last mounted first.
 fn unmount_below(directory: &Path) -> Result<(), RigError> {
     let mounts = Path::new("/proc/self/mounts");
     let text = fs::read_to_string(mounts).map_err(RigError::io("read", mounts))?;

@@ -1,12 +1,12 @@
-//! When which node was disrupted: the times in which no renewal can be expected of it.
+//! The disruptions of each node: the times in which no renewal can be expected of it.
 //!
-//! Always holds: only disruptions that the soak itself made are recorded here, from before it begins until after it ended; what a
-//! node needs beyond that counts against it.
+//! Always holds: only disruptions that the soak itself caused are recorded here, from before each begins
+//! until after it ended; a node's delay beyond that counts against it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// All nodes, because the hub is down.
+/// The key for disruptions of all nodes, because the hub is down.
 pub(crate) const HUB: &str = "hub";
 
 struct Disruption {
@@ -23,12 +23,12 @@ impl Disruptions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A disruption begins, for one node or for [`HUB`].
+    /// Records the beginning of a disruption of one node or of [`HUB`].
     pub(crate) fn begin(&self, subject: &str) {
         self.lock().push(Disruption { subject: subject.to_owned(), begun: Instant::now(), over: None });
     }
 
-    /// The disruptions of one node, or of [`HUB`], are over.
+    /// Records the end of the disruptions of one node, or of [`HUB`].
     pub(crate) fn end(&self, subject: &str) {
         let now = Instant::now();
         for span in self.lock().iter_mut().filter(|span| span.subject == subject && span.over.is_none()) {
@@ -36,7 +36,7 @@ impl Disruptions {
         }
     }
 
-    /// How much of this time the node was not disrupted. Two disruptions at once count once.
+    /// The part of this time in which the node was not disrupted. Overlapping disruptions count once.
     pub(crate) fn undisturbed_time(&self, node: &str, from: Instant, to: Instant) -> Duration {
         let guard = self.lock();
         let mut spans: Vec<(Instant, Instant)> = guard
@@ -54,7 +54,7 @@ impl Disruptions {
         fair + to.saturating_duration_since(reached)
     }
 
-    /// The longest undisturbed time in which none of these moments lies; the last is followed by `until`.
+    /// The longest undisturbed time between two of these moments; `until` follows the last one.
     pub(crate) fn longest_silence(&self, node: &str, renewals_seen: &[Instant], until: Instant) -> Duration {
         let ends = renewals_seen.iter().skip(1).copied().chain([until]);
         let gaps = renewals_seen.iter().copied().zip(ends);

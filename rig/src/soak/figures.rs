@@ -1,7 +1,7 @@
-//! What a soak has to show, as figures with their goals.
+//! The results of a soak, as figures with their goals.
 //!
-//! Always holds: a bound is a const with its reason; growth is counted after the warm-up only; what could not be counted misses its
-//! goal rather than meets it.
+//! Always holds: a bound is a const with its reason; growth is counted only after the warm-up; a quantity
+//! that could not be counted misses its goal.
 
 use kedge_rig::table::{Figure, Goal, quantile};
 
@@ -10,37 +10,45 @@ use crate::pushes::PushKind;
 use crate::run::{HANGING, STEADY, SoakResult};
 use crate::series::Series;
 
-/// A renewal is due each 3 s, tried again after at most 3.75 s, and a request that hangs is given up after 3 s; the hub calls a node
-/// lost after 50 s at the earliest. No node may be silent for longer than its Lease lasts while its link and the hub are up.
+/// A renewal is due every 3 s, retried after at most 3.75 s, and a request that hangs is given up after 3 s;
+/// the hub declares a node lost after 50 s at the earliest. No node may be silent for longer than its Lease's
+/// duration while its link and the hub are up.
 const SILENCE_SECS: f64 = 12.0;
-/// The node that is pushed configurations under which its main loop hangs: that is noticed after 20 s, the ping that is then withheld
-/// is missed 10 s later, and the next start hangs as well, perhaps before its first renewal.
+/// For the node that gets configurations under which its main loop hangs: that is noticed after 20 s, the
+/// withheld ping is missed 10 s later, and the next start hangs as well, perhaps before its first renewal.
 const HANGING_SILENCE_SECS: f64 = 75.0;
-/// After an outage the back-off has reached its limit of one renewal period: one of those, and one request.
+/// After an outage the back-off has reached its limit of one renewal period: allow one of those, and one
+/// request.
 const RETURN_SECS: f64 = 12.0;
-/// Private, written memory of an agent that may come in all the time after the warm-up: the allocator's pages come and go by tens.
+/// Allowed growth of an agent's private, written memory in the whole time after the warm-up: the allocator's
+/// pages vary by tens.
 const AGENT_MEMORY_KIB: f64 = 192.0;
-/// The same for an agent that is restarted every few seconds: how much it has depends on its age when it is looked at.
+/// The same for an agent that is restarted every few seconds: its memory depends on its age when it is
+/// measured.
 const YOUNG_MEMORY_KIB: f64 = 512.0;
 /// The same for the hub, which keeps every event of the last hour in memory.
 const HUB_MEMORY_KIB: f64 = 8192.0;
-/// It has up to three connections more while it reports than while the hub is away, and the outage is early in what is judged: the
-/// line rose by 1.3 over counts between 14 and 17. A leak at every disruption would show tens.
+/// It has up to three more connections while it reports than while the hub is away, and the outage is early
+/// in the judged time: the line rose by 1.3 over counts between 14 and 17. A leak at every disruption would
+/// show tens.
 const AGENT_COUNT: f64 = 2.0;
-/// The same for an agent that is restarted every few seconds, and is looked at while it opens its connections.
+/// The same for an agent that is restarted every few seconds, and may be measured while it opens its
+/// connections.
 const YOUNG_COUNT: f64 = 3.0;
-/// The same for the hub, which has the connections of four nodes and of the pushing kubectls: between 28 and 35 were seen.
+/// The same for the hub, which has the connections of four nodes and of the kubectls that push: between 28
+/// and 35 were seen.
 const HUB_COUNT: f64 = 8.0;
-/// Verdicts on 32 UIDs are kept, some hundred bytes each; what is pushed differs in length by some bytes.
+/// Verdicts on 32 UIDs are kept, some hundred bytes each; pushed contents differ in length by some bytes.
 const AGENT_BYTES: f64 = 16_384.0;
-/// A record that is on its way at the moment of a sample.
+/// A record that is being written at the moment of a sample.
 const AGENT_FILES: f64 = 1.0;
-/// A node that is pushed to has more or fewer checkpoints and records from one push to the next: between 5 and 9 files were seen, and
-/// a line that rose by 1.01 in an hour.
+/// A node that gets pushes has more or fewer checkpoints and records from one push to the next: between 5 and
+/// 9 files were seen, and a line that rose by 1.01 in an hour.
 const YOUNG_FILES: f64 = 3.0;
-/// Events of an hour are kept (about a kilobyte each with their indexes), and a write-ahead log of four megabytes.
+/// Events of an hour are kept (about a kilobyte each with their indexes), and a write-ahead log of four
+/// megabytes.
 const HUB_BYTES: f64 = 8_388_608.0;
-/// A write-ahead log and its index are there or not.
+/// A write-ahead log and its index may or may not exist.
 const HUB_FILES: f64 = 2.0;
 
 /// All figures.
@@ -156,7 +164,7 @@ fn growths(result: &SoakResult) -> Vec<Figure> {
             "threads" | "descriptors" => (of(HUB_COUNT, AGENT_COUNT, YOUNG_COUNT), ""),
             "bytes" => (if is_hub { HUB_BYTES } else { AGENT_BYTES }, "B"),
             "files" => (of(HUB_FILES, AGENT_FILES, YOUNG_FILES), ""),
-            // pages are shared with other processes of the program: shown, without a goal
+            // pages are shared with other processes of the program: shown without a goal
             _ => {
                 figures.push(level(subject, what, series));
                 continue;

@@ -1,10 +1,12 @@
-//! `kedge-soak`: an hour of compressed operation, and whether anything grew. `make soak` builds and runs it.
+//! `kedge-soak`: an hour of compressed operation, to see whether anything grows. `make soak` builds and runs
+//! it.
 //!
-//! Four nodes on links that are throttled, stalled, forgotten and cut, under a hub that is restarted and killed again and again and
-//! once is away for ten real minutes. One node is left alone, so one process lives through all of it; the others are pushed to
-//! without end. Always holds: real programs, real TLS, one link per node; a line a minute; at the end one table with the goal
-//! beside each figure, and exit code 0 only if every goal is met. What is pushed is [`pushes`]' own, what the links do
-//! [`kedge_rig::link`]'s, when which of it happens [`run`]'s.
+//! Four nodes on links that are throttled, stalled, forgotten and cut, under a hub that is restarted and
+//! killed again and again and once is away for ten real minutes. One node gets no pushes, so one process of
+//! it lives through everything; the others get pushes all the time. Always holds: real programs, real TLS,
+//! one link per node; a line a minute; at the end one table with the goal beside each figure, and exit code 0
+//! only if every goal is met. Leaves to others: the pushed contents ([`pushes`]), the behaviour of links
+//! ([`kedge_rig::link`]), the times of all that ([`run`]).
 
 mod disruptions;
 mod figures;
@@ -26,19 +28,20 @@ for ten minutes; without --outage-minutes that is left out of runs shorter than 
 Prints a line a minute and a table at the end; exits with 0 if every goal in it is met.
 ";
 
-/// In a shorter run an outage of the usual length would be most of it.
+/// In a shorter run an outage of the usual length would take most of the time.
 const SHORTEST_WITH_OUTAGE_MINUTES: u64 = 25;
-/// Longer than the hub's grace, than every back-off and than every idle limit of a connection but one.
+/// Longer than the hub's grace period, than every back-off and than every idle limit of a connection except
+/// one.
 const OUTAGE_MINUTES: u64 = 10;
-/// A week: more is a mistyped number.
+/// A week: more is a typing error.
 const LONGEST_MINUTES: u64 = 7 * 24 * 60;
 
-/// What is asked for.
+/// The options of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Options {
-    /// All of it, the outage included.
+    /// The whole time, including the outage.
     whole: Duration,
-    /// How long the hub is away once; zero for never.
+    /// The length of the hub's one outage; zero for none.
     outage: Duration,
     /// Chooses the disruptions.
     seed: u64,
@@ -105,7 +108,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether every goal is met.
+/// Returns true if every goal is met.
 fn run(options: Options) -> Result<bool, RigError> {
     let stop = signals::listen()
         .map_err(|source| RigError::Io { tried: "listen for SIGINT and SIGTERM".into(), source })?;

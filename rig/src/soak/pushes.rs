@@ -1,8 +1,10 @@
-//! Whoever pushes configurations to one node, without end: good ones, and bad ones of every kind, each until it is answered.
+//! An operator that keeps pushing configurations to one node: good ones, and bad ones of every kind, each
+//! until it is answered.
 //!
-//! Always holds: every content is new, so an answer cannot be one to an earlier push; a push is answered only when the API server
-//! shows this very content (its version, or its UID in the condition's reason) as active or as bad; after a bad one comes a
-//! good one. Time in which the node's link or the hub was away by our own doing does not count against an answer.
+//! Always holds: every content is new, so an answer cannot be one to an earlier push; a push counts as
+//! answered only when the API server shows this very content (its version, or its UID in the condition's
+//! reason) as active or as bad; a good push follows each bad one. Time in which the soak itself has disrupted
+//! the node's link or the hub does not count.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,25 +19,26 @@ use serde_json::{Value, json};
 
 use crate::disruptions::Disruptions;
 
-/// Longest fair time to an answer. A connection that a router forgot is noticed by the watch's silence limit of 150 s.
+/// Longest acceptable time until an answer, without disruptions. A connection that a router forgot is noticed
+/// by the watch's silence limit of 150 s.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(240);
-/// How long one wait for the API lasts.
+/// The time limit of one wait for the API.
 const LOOK: Duration = Duration::from_secs(1);
-/// Trial of the good ones: short, so that many end.
+/// Trial period of the good ones: short, so that many end.
 const TRIAL: &str = "2s";
-/// Failures spelt out; further ones are only counted.
+/// Most failures that are described; further ones are only counted.
 const DESCRIBED: usize = 20;
 /// The condition's reason for an empty source.
 const UNCLEAR: &str = "exactly one subfield must be non-nil, but all were nil";
 
-/// What is pushed.
+/// The kind of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PushKind {
-    /// Followed by name, edited in place: adopted and promoted.
+    /// Assigned by name, edited in place: adopted and promoted.
     Good,
     /// Does not parse.
     Unparsable,
-    /// Parses and makes no sense.
+    /// Parses, but is invalid.
     Invalid,
     /// The agent crashes under it.
     Crashing,
@@ -43,7 +46,7 @@ pub(crate) enum PushKind {
     Hanging,
     /// A `ConfigMap` without the key.
     KeyMissing,
-    /// A `ConfigMap` that is not there.
+    /// A `ConfigMap` that does not exist.
     ObjectMissing,
     /// `configSource: {}`.
     SourceEmpty,
@@ -51,7 +54,7 @@ pub(crate) enum PushKind {
     Unassigned,
 }
 
-/// What a node with bad luck gets, in turn; a good one follows each.
+/// The bad pushes to a node, in turn; a good one follows each.
 const BAD: [PushKind; 8] = [
     PushKind::Unparsable,
     PushKind::Invalid,
@@ -64,24 +67,24 @@ const BAD: [PushKind; 8] = [
 ];
 
 impl PushKind {
-    /// Ends of the agent that no one chose, under `crashLoopThreshold: 1`.
+    /// Unintended ends of the agent, under `crashLoopThreshold: 1`.
     fn unclean_ends(self) -> usize {
         if matches!(self, PushKind::Crashing | PushKind::Hanging) { 2 } else { 0 }
     }
 }
 
-/// What was pushed and answered.
+/// The count of pushes and answers.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    /// (kind, fair seconds to the answer) of each that was answered.
+    /// (kind, undisturbed seconds until the answer) of each answered push.
     pub(crate) answered: Vec<(PushKind, f64)>,
     /// Pushes made.
     pub(crate) made: usize,
-    /// Ends that the pushes of one node must have caused: (node, ends).
+    /// Ends that the pushes to one node must have caused: (node, ends).
     pub(crate) unclean_ends: Vec<(&'static str, usize)>,
-    /// What went wrong.
+    /// Descriptions of failures.
     pub(crate) failures: Vec<String>,
-    /// Failures beyond those spelt out.
+    /// Number of failures beyond the described ones.
     pub(crate) further: usize,
 }
 
@@ -90,19 +93,19 @@ pub(crate) struct Pusher<'a> {
     pub(crate) node: &'static str,
     pub(crate) kubectl: Kubectl,
     pub(crate) view: &'a View,
-    /// Held for reading while kubectl speaks; for writing while the hub is away.
+    /// Held for reading while kubectl runs; for writing while the hub is away.
     pub(crate) hub: &'a RwLock<()>,
     pub(crate) disruptions: &'a Disruptions,
     pub(crate) over: &'a AtomicBool,
     pub(crate) tally: &'a Mutex<Tally>,
-    /// Between two pushes.
+    /// Time between two pushes.
     pub(crate) pause: Duration,
-    /// Whether bad ones are among them.
+    /// True if bad ones are among them.
     pub(crate) with_bad: bool,
     pub(crate) count: Cell<usize>,
 }
 
-/// A `ConfigMap` as the API server has it.
+/// A `ConfigMap` as the API server returns it.
 struct Object {
     name: String,
     uid: String,
@@ -161,7 +164,7 @@ impl Pusher<'_> {
         }
     }
 
-    /// Runs it while the hub is there.
+    /// Runs kubectl while the hub is up.
     fn kubectl<T>(&self, act: impl Fn(&Kubectl) -> Result<T, RigError>) -> Result<T, RigError> {
         let _there = self.hub.read().unwrap_or_else(PoisonError::into_inner);
         act(&self.kubectl)
@@ -281,7 +284,7 @@ impl Pusher<'_> {
         }
     }
 
-    /// Waits until the API shows it; gives the fair time that took.
+    /// Waits until the API shows it; returns the undisturbed time that it took.
     fn wait(
         &self,
         awaited: &str,

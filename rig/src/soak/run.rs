@@ -1,7 +1,9 @@
-//! The hub, the nodes, and when they are disrupted: one thread that disrupts, samples everything, and prints a line a minute.
+//! The hub, the nodes, and the times of their disruptions: a single thread disrupts, samples everything, and
+//! prints a line a minute.
 //!
-//! Always holds: a disruption is recorded before it begins and after it ended; nothing is sampled of a process that has just
-//! started; every end of every process is counted. Which disruption comes is chosen by a seed, when by the clock.
+//! Always holds: a disruption is recorded before it begins and after it ended; a process that has just
+//! started is not sampled; every end of every process is counted. A seed chooses the kinds of disruptions,
+//! and the clock their times.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -29,26 +31,28 @@ use crate::disruptions::{Disruptions, HUB};
 use crate::pushes::{Pusher, Tally};
 use crate::series::AllSeries;
 
-/// Never pushed to: its one process lives through everything else.
+/// The node without pushes: one process of it lives through everything else.
 pub(crate) const STEADY: &str = "steady";
-/// Pushed everything there is, also what makes it crash and hang.
+/// The node that gets every kind of push, including those that make it crash and hang.
 pub(crate) const HANGING: &str = "tried";
-/// The nodes, and whether bad configurations are among what is pushed to them; `None`: nothing is.
+/// The nodes, and whether bad configurations are among their pushes; `None`: no pushes.
 const NODES: [(&str, Option<bool>); 4] =
     [(STEADY, None), ("pushed", Some(false)), ("remote", Some(false)), (HANGING, Some(true))];
-/// A node's periods, compressed: a renewal each 3 s (the Lease's 12 s are in the rig's drop-in), a status each 10 s.
+/// A node's periods, compressed: a renewal each 3 s (the Lease's 12 s are in the rig's drop-in), a status
+/// each 10 s.
 const COMPRESSED: &str = "nodeStatusUpdateFrequency: 2s\nnodeStatusReportFrequency: 10s\n";
-/// A hang is noticed this long after the ping stopped.
+/// The time after the last ping at which a hang is noticed.
 const WATCHDOG: Duration = Duration::from_secs(10);
 /// One turn of the thread that disrupts.
 const TURN: Duration = Duration::from_millis(500);
-/// How often a line is printed.
+/// Interval of printed lines.
 const LINE_EVERY: Duration = Duration::from_secs(60);
-/// How often everything is measured.
+/// Interval of measurements.
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
-/// A process is measured once it is so old: a start needs more for a moment. Those that are pushed to live two seconds longer.
+/// Age from which a process is measured: a start needs more memory for a moment. The processes of nodes with
+/// pushes live two seconds longer.
 const SETTLED: Duration = Duration::from_millis(1500);
-/// Bytes a second of a slow link, each way: a bad mobile link.
+/// Bytes a second of a slow link, in each direction: a bad mobile link.
 const SLOW: u32 = 4096;
 /// Longest wait for the first renewal of every node, at the beginning and after everything.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -76,12 +80,12 @@ pub(crate) struct SoakResult {
     pub(crate) interrupted: bool,
 }
 
-/// How the runs of an agent ended.
+/// The number of ends of an agent's runs, by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Ends {
     /// By its own choice.
     pub(crate) clean: usize,
-    /// Any other way.
+    /// For any other reason.
     pub(crate) unclean: usize,
     /// The last run that was counted.
     last_run: u64,
@@ -120,7 +124,7 @@ pub(crate) fn run(options: &Options, stop: &Receiver<StopSignal>) -> Result<Soak
         told
     });
     result?;
-    // every push is answered by now; and everybody must still be there
+    // every push is answered by now; and all nodes must still renew
     let before: BTreeMap<&str, usize> = soak.renewals(&view);
     soak.wait_renewals(&view, "one more renewal of every node", |count| count > 0)?;
     let last = Instant::now();
@@ -140,7 +144,7 @@ pub(crate) fn run(options: &Options, stop: &Receiver<StopSignal>) -> Result<Soak
     })
 }
 
-/// What the threads share.
+/// The state that the threads share.
 struct Shared<'a> {
     view: &'a View,
     gate: &'a RwLock<()>,
@@ -156,12 +160,12 @@ struct Soak {
     begun: Instant,
     next_sample: Instant,
     next_line: Instant,
-    /// Process and since when it is known, by node or hub.
+    /// The process and the time since which it is known, by node or hub.
     processes: BTreeMap<&'static str, (i32, Instant)>,
-    /// Until when a node's link is disrupted.
+    /// When the disruption of a node's link ends.
     link_states: BTreeMap<&'static str, Instant>,
     random: Random,
-    // last: the processes end before their directory goes
+    // last: the processes end before their directory is removed
     scratch: Scratch,
 }
 
@@ -220,7 +224,7 @@ impl Soak {
         })
     }
 
-    /// The time between beginning and end.
+    /// Runs the time between beginning and end.
     fn spend(&mut self, options: &Options, shared: &Shared<'_>) -> Result<(), RigError> {
         let mut outage = Some(options.outage).filter(|outage| !outage.is_zero());
         let mut next_disruption = self.begun + Duration::from_secs(20);
@@ -269,9 +273,9 @@ impl Soak {
         now
     }
 
-    /// The hub is away for so long: by turns stopped in order, and killed in the middle of what it does.
+    /// Stops the hub for this time: alternately stopped properly, and killed in the middle of its work.
     fn stop_hub(&mut self, length: Duration, shared: &Shared<'_>) -> Result<(), RigError> {
-        // no push is under way now; what was acknowledged a moment ago must not be lost
+        // the lock ensures that no push is in progress; changes that were just acknowledged must not be lost
         let paused = shared.gate.write().unwrap_or_else(PoisonError::into_inner);
         shared.disruptions.begin(HUB);
         if (self.result.restarts + self.result.kills).is_multiple_of(2) {
@@ -291,7 +295,7 @@ impl Soak {
         Ok(())
     }
 
-    /// Measures how long each node needs after the outage.
+    /// Measures the time that each node needs after the outage.
     fn measure_returns(&mut self, view: &View) -> Result<(), RigError> {
         let back = Instant::now();
         let renewals_seen =
@@ -320,7 +324,7 @@ impl Soak {
             2 => (LinkState::Slow(SLOW), self.secs(20, 40)),
             _ => return self.agents[at].2.forget(),
         };
-        // a slow link excuses nothing
+        // a renewal must not be missing because of a slow link
         if !matches!(state, LinkState::Slow(_)) {
             disruptions.begin(node);
         }
@@ -328,7 +332,7 @@ impl Soak {
         self.link_states.insert(node, now + length);
     }
 
-    /// LinkState that has lasted long enough is over.
+    /// Ends a link's disruption that has lasted long enough.
     fn clear(&mut self, now: Instant, disruptions: &Disruptions) {
         for (node, _, link) in &self.agents {
             if self.link_states.get(node).is_some_and(|until| *until <= now) {
@@ -348,7 +352,7 @@ impl Soak {
         }
     }
 
-    /// Notes which processes there are, and how others ended.
+    /// Notes the present processes, and how others ended.
     fn look(&mut self) {
         let agents = self.agents.iter().map(|(node, agent, _)| (*node, agent.babysitter().state().pid));
         let all: Vec<_> = agents.chain([(HUB, self.hub.pid())]).collect();
@@ -387,7 +391,7 @@ impl Soak {
                 continue;
             }
             let process = Process::new(*pid);
-            // it may end while it is looked at: then there is no sample
+            // the process may end during the reading: then the sample is skipped
             if let (Ok(memory), Ok(threads), Ok(descriptors)) =
                 (process.memory(), process.count("task"), process.count("fd"))
             {

@@ -1,19 +1,19 @@
-//! Numbers over time, and whether they grow.
+//! Numbers over time, and their growth.
 //!
-//! Always holds: growth is that of the straight line through all samples (least squares) over the time they span, so one high
-//! sample at either end says little; too few samples say nothing rather than zero.
+//! Always holds: growth is that of the straight line through all samples (least squares) over their time, so
+//! one high sample at either end has little effect; too few samples give no result, not zero.
 
 use std::collections::BTreeMap;
 
 /// Fewer samples show no growth.
 const ENOUGH: usize = 6;
 
-/// Samples of one thing: (seconds, value).
+/// Samples of one quantity: (seconds, value).
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Series(Vec<(f64, f64)>);
 
 impl Series {
-    /// One more sample.
+    /// Adds a sample.
     pub(crate) fn add(&mut self, at_secs: f64, value: f64) {
         self.0.push((at_secs, value));
     }
@@ -34,7 +34,7 @@ impl Series {
         (!self.0.is_empty()).then(|| (values().fold(f64::MAX, f64::min), values().fold(f64::MIN, f64::max)))
     }
 
-    /// How many samples there are.
+    /// The number of samples.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -57,7 +57,7 @@ impl Series {
     }
 }
 
-/// Series by what they are of: (subject, what).
+/// Series by subject and quantity.
 pub(crate) type AllSeries = BTreeMap<(String, &'static str), Series>;
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod tests {
         check(&[5.0, 4.0, 3.0, 2.0, 1.0, 0.0], Some(-5.0));
         check(&[0.0, 1.0, 2.0, 3.0, 4.0], None);
         check(&[], None);
-        // a zigzag is no growth to speak of
+        // a zigzag does not count as growth
         check(&[1.0, 3.0, 1.0, 3.0, 3.0, 1.0, 3.0, 1.0], Some(0.0));
     }
 

@@ -1,8 +1,9 @@
-//! Updates of a DaemonSet on a node that runs containers: for how long nobody serves there, with images that come first, without, and under
-//! `maxSurge`; and how many bytes one takes.
+//! Updates of a DaemonSet on a node that runs containers: the time without a serving pod, with images pulled
+//! in advance, without, and with `maxSurge`; and the bytes of an update.
 //!
-//! Always holds: hub, agent, crun and registry are real; each update has an image that the node does not have, behind a line of [`LINE`]
-//! bytes a second. A container serves until its process is gone, and the next one from when the hub has its pod as ready.
+//! Always holds: hub, agent, crun and registry are real; each update has an image that the node does not
+//! have, behind a line of [`LINE`] bytes a second. A container serves until its process has ended, and the
+//! next one from the moment when its pod is ready in the hub.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -28,17 +29,17 @@ pub(super) const NODE: Kind =
 const SETS: &str = "/apis/apps/v1/namespaces/default/daemonsets";
 const SET: &str = "updated";
 const REPOSITORY: &str = "bench/update";
-/// Of the registry: an image takes two seconds and more.
+/// Bytes per second of the registry's line: an image takes two seconds and more.
 const LINE: u32 = 2 * 1024 * 1024;
 const LAYER_BYTES: u64 = 4 * 1024 * 1024;
-/// Updates of each sort.
+/// Updates of each kind.
 const TRIES: u32 = 5;
-/// What a container's process sleeps, with the number of its update.
+/// Seconds that a container's process sleeps, plus the number of its update.
 const SLEEP_SECS: u32 = 700_000;
-/// The last reports of an update are on their way.
+/// Time for the last reports of an update to arrive.
 const SETTLE: Duration = Duration::from_secs(3);
 
-/// How pods are replaced.
+/// The way in which pods are replaced.
 #[derive(Clone, Copy, PartialEq)]
 enum Sort {
     ImagesFirst,
@@ -46,17 +47,17 @@ enum Sort {
     Surge,
 }
 
-/// What one update took.
+/// The cost of one update.
 struct Update {
-    /// Milliseconds in which nobody served.
+    /// Milliseconds without a serving pod.
     downtime: f64,
-    /// To and from the hub.
+    /// Bytes to and from the hub.
     bytes: usize,
-    /// Of the registry, for each byte of the image as it is stored there.
+    /// Bytes from the registry, for each byte of the image as it is stored there.
     pulled: f64,
 }
 
-/// A registry behind a slow line that counts.
+/// A registry behind a slow line that counts bytes.
 struct Line {
     registry: FakeRegistry,
     link: Link,
@@ -80,7 +81,7 @@ impl Line {
         Ok(Line { registry, link, passed })
     }
 
-    /// Serves an image of its own; how many bytes of blobs it has.
+    /// Serves an image of its own; returns the bytes of its blobs.
     fn serve(&self, scratch: &Path, number: u32) -> Result<u64, RigError> {
         let place = scratch.join(format!("update-{number}"));
         fs::create_dir_all(&place).map_err(RigError::io("create directory", &place))?;

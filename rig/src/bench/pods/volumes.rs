@@ -1,9 +1,9 @@
-//! Pods as manifests of large clusters have them: three probes and four volumes each. What they cost while they only run, and how fast a
-//! node follows an edit and a full disk.
+//! Pods like those of large clusters: three probes and four volumes each. Measures their cost while they only
+//! run, and how fast a node reacts to an edit and to a full disk.
 //!
-//! Always holds: probes go to a server of this program, so the pods' own work is not measured; what passes between agent and hub is
-//! counted by a relay, renewals and bookmarks apart, which a node without pods has, too; the agent's disk is a tmpfs that this program
-//! can fill.
+//! Always holds: probes go to a server of this program, so the pods' own work is not measured; a relay counts
+//! the bytes between agent and hub, except renewals and bookmarks, which a node without pods has, too; the
+//! agent's disk is a tmpfs that this program can fill.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,8 @@ use crate::push::{CONFIG_MAPS, JSON, MERGE};
 use crate::relay::{Traffic, by_connection};
 use crate::setup::{LIMIT, io, pid};
 
-/// As few reports of an unchanged status as there may be; a disk whose first 64 MiB are left to this program.
+/// A node that reports an unchanged status as rarely as possible, with a disk whose first 64 MiB are reserved
+/// for this program.
 pub(super) const NODE: Kind = Kind {
     purpose: "bench-volumes",
     drop_in: "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nhealthzPort: 0\nnodeStatusReportFrequency: 5m\nevictionHard: {nodefs.available: 64Mi, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%}\n",
@@ -29,34 +30,34 @@ pub(super) const NODE: Kind = Kind {
     is_relayed: true,
 };
 const DISK_MIB: u32 = 256;
-/// What fills it beyond the threshold.
+/// MiB that fill the disk beyond the threshold.
 const FILLED_MIB: usize = 208;
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
-/// What pods' volumes are made of.
+/// The name of the objects in the pods' volumes.
 const OBJECT: &str = "bench";
-/// Pods whose probes run each second, and for how long their processor time is counted.
+/// Pods whose probes run each second, and the time for which their processor time is counted.
 const PROBED: u32 = 20;
 const PROBED_SECS: u32 = 20;
-/// Pods that are started with a token, and without.
+/// Number of pods that are started with a token, and without.
 const WITH_TOKENS: u32 = 10;
-/// The status of pods that have just begun is on its way.
+/// Time for the first status of started pods to arrive.
 const SETTLE: Duration = Duration::from_secs(5);
-/// How often an edit is timed, and the pause before each: objects are read at most every 20 s.
+/// Number of timed edits, and the pause before each: objects are read at most every 20 s.
 const EDITS: u32 = 3;
 const PAUSE: Duration = Duration::from_secs(21);
-/// Three renewals, by which their connection is known.
+/// The time of three renewals, by which their connection is recognized.
 const RENEWALS: Duration = Duration::from_secs(35);
 /// Longer than any bookmark, shorter than a pod on a watch.
 const OBJECT_RECORD_BYTES: usize = 600;
-/// The window in which idle pods say nothing: longer than two rounds of everything that a node does each minute.
+/// Time for which idle pods send nothing: longer than two rounds of all acts that a node repeats each minute.
 const WINDOW: Duration = Duration::from_secs(120);
-/// Between two reports of the node's unchanged status, on a machine that does other work.
+/// Longest time between two reports of the node's unchanged status, on a machine that does other work.
 const REPORT: Duration = Duration::from_secs(400);
 const DAY_SECS: f64 = 86_400.0;
-/// Between two tokens of a pod: four fifths of 3,607 s, and up to a tenth less.
+/// Time between two tokens of a pod: four fifths of 3,607 s, and up to a tenth less.
 const TOKEN_SECS: f64 = 3607.0 * 0.8 * 0.95;
 
-/// A probe's part of a container.
+/// The JSON of one probe of a container.
 fn probe(kind: &str, port: u16) -> Value {
     match kind {
         "httpGet" => json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": "/healthz"}}),
@@ -137,7 +138,7 @@ pub(super) fn figures(bench: &mut Bench, window: Duration) -> Result<Vec<Figure>
     Ok(figures)
 }
 
-/// Processor time of a probe, by its kind.
+/// The processor time of a probe, by its kind.
 fn probes(bench: &mut Bench, port: u16) -> Result<Vec<Figure>, RigError> {
     let agent = Process::new(pid(&bench.agent)?);
     let mut took = BTreeMap::new();
@@ -169,7 +170,7 @@ fn probes(bench: &mut Bench, port: u16) -> Result<Vec<Figure>, RigError> {
     Ok(took.into_iter().map(figure).collect())
 }
 
-/// The connection of renewals: of a node without pods the only one with requests.
+/// The connection of renewals: on a node without pods it is the only one with requests.
 fn renewing(bench: &Bench) -> Result<usize, RigError> {
     let begun = Instant::now();
     std::thread::sleep(RENEWALS);
@@ -184,8 +185,8 @@ fn traffic(bench: &Bench, since: Instant) -> Result<Vec<Traffic>, RigError> {
     Ok(by_connection(records.iter()))
 }
 
-/// Waits until the node has reported its status: the next report, which would be counted, comes in five minutes, or two and a half after a
-/// change.
+/// Waits until the node has reported its status: the next report, which would be counted, follows after five
+/// minutes, or two and a half after a change.
 fn after_a_report(bench: &Bench) -> Result<(), RigError> {
     let nodes = bench.setup.watch("/api/v1/nodes")?;
     let mut first = None;
@@ -198,7 +199,7 @@ fn after_a_report(bench: &Bench) -> Result<(), RigError> {
     Ok(())
 }
 
-/// Bytes of all that passes but renewals and bookmarks, from now until `during` has ended.
+/// Bytes of all traffic except renewals and bookmarks, from now until `during` has ended.
 fn passed(
     bench: &mut Bench,
     renewing: usize,
@@ -215,7 +216,7 @@ fn passed(
     Ok(bytes.sum())
 }
 
-/// Bytes of a token: what a pod's begin costs more with one.
+/// Bytes of a token: the extra cost of starting a pod with one.
 fn token(bench: &mut Bench, port: u16, renewing: usize) -> Result<f64, RigError> {
     let mut of = |has_token: bool| {
         let bytes = passed(bench, renewing, |bench| {
@@ -226,7 +227,7 @@ fn token(bench: &mut Bench, port: u16, renewing: usize) -> Result<f64, RigError>
         bench.remove(1..WITH_TOKENS + 1)?;
         bytes
     };
-    // what the objects of the volumes cost comes with the first
+    // not counted: the first time the objects of the volumes are transferred, too
     of(false)?;
     let (without, with) = (of(false)?, of(true)?);
     Ok((with as f64 - without as f64) / f64::from(WITH_TOKENS))
@@ -256,7 +257,7 @@ fn wire(bench: &mut Bench, window: Duration, renewing: usize, token: f64) -> Res
     ])
 }
 
-/// From the edit of a ConfigMap to the file in a container.
+/// The time from the edit of a ConfigMap to the change of the file in a container.
 fn edits(bench: &mut Bench) -> Result<[Figure; 1], RigError> {
     let process = process_of(1).ok_or_else(|| missing("a process of the pod", "none"))?;
     let file = format!("/proc/{process}/root/m/config/key");
@@ -284,7 +285,7 @@ fn edits(bench: &mut Bench) -> Result<[Figure; 1], RigError> {
     Ok([Figure::new("volumes: ConfigMap edit to file", worst, "s", how).with_goal(Goal::AtMost(30.0))])
 }
 
-/// From a full disk to the status of the first pod that ends for it.
+/// The time from a full disk to the status of the first pod that is evicted.
 fn eviction(bench: &mut Bench) -> Result<Figure, RigError> {
     bench.pods.forget();
     let file = bench.agent.root_dir().join("filled");
@@ -299,7 +300,7 @@ fn eviction(bench: &mut Bench) -> Result<Figure, RigError> {
     Ok(Figure::new("volumes: full disk to eviction", milliseconds(begun, at) / 1000.0, "s", how))
 }
 
-/// A server that answers whatever asks it; its port.
+/// A server that answers any request; returns its port.
 fn serve() -> Result<u16, RigError> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(io("listen for probes"))?;
     let port = listener.local_addr().map_err(io("listen for probes"))?.port();
@@ -310,7 +311,7 @@ fn serve() -> Result<u16, RigError> {
 fn answer(mut connection: TcpStream) {
     let mut request = [0; 4096];
     let _ = connection.set_read_timeout(Some(Duration::from_secs(1)));
-    // a probe that only connects says nothing
+    // a probe that only connects sends nothing
     if connection.read(&mut request).is_ok_and(|length| length > 0) {
         let _ = connection.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     }
