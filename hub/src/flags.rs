@@ -295,6 +295,7 @@ where
             other => return Err(FlagError::Syntax(other.unexpected())),
         }
     }
+    // only now, because flags may stand before the command
     match raw.words.first().map(String::as_str) {
         Some("serve") => serve(raw),
         Some("node-kubeconfig") => node_kubeconfig(raw),

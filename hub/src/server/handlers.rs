@@ -88,6 +88,7 @@ async fn answer(
                 Route::NodeProxy { .. } | Route::PodProxy { .. } => Some(verb_of_proxy(&parts.method)),
                 _ => None,
             };
+            // an attempt to impersonate is recorded whatever the request was for
             audit_impersonation(&context, &route, verb, &refused);
             return Err(refused);
         }
@@ -159,6 +160,7 @@ async fn answer(
             outcome
         }
         route => {
+            // all other paths are authorized as such, before it shows which of them exist
             authorize_path(&context)?;
             path(&context, route)
         }
@@ -755,6 +757,7 @@ async fn change(
                 return Err(ApiError::invalid_options("patch", &given));
             }
             let patch = Patch::read(as_kind, content_type, body)?;
+            // `compute` runs again after a conflict: the complaints of its last run count
             let found = Mutex::new(Vec::new());
             let compute = |_: &Object, old: Value| {
                 let (value, complaints) = patch.apply(as_kind.shown(old), validation)?;

@@ -92,6 +92,7 @@ fn document_value(group: &str, version: &str) -> Value {
             }}),
         );
     }
+    // the type of evictions belongs to no kind and to no path of the group
     if group == "policy" {
         roots.push(("policy/v1/Eviction", "Eviction"));
     }

@@ -61,6 +61,7 @@ pub(super) fn answer(
 
 fn review(context: &RequestContext<'_>, route: &Route, value: &Value) -> Result<Value, ApiError> {
     let Some(identity) = &context.identity else { return Err(ApiError::unauthorized()) };
+    // these three need no decision; the access reviews below share one
     if *route == Route::SelfReview {
         let review = json!({
             "kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1",

@@ -48,6 +48,7 @@ pub(super) fn issue(
     let tokens = hub.tokens().ok_or_else(ApiError::path_not_found)?;
     let asking = attributes("create", target, None);
     let identity = context.identity.as_ref().ok_or_else(ApiError::unauthorized)?;
+    // before the account is looked up, so that a refusal does not show whether it exists
     context.admit(&asking, None, &request)?;
     let account = hub
         .object("serviceaccounts", &target.namespace, &target.name)
