@@ -1,5 +1,5 @@
-//! `kedge doctor` against real sockets: each thing that may be wrong is found, named and followed by what to do, and the steps after
-//! it are not taken. Every command is the real program.
+//! `kedge doctor` against real sockets: each thing that may be wrong is found, named and followed by what to
+//! do, and the steps after it are not taken. Every command is the real program.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod net_server;
@@ -13,7 +13,7 @@ use std::process::Command;
 
 const NODE: &str = "edge-1";
 
-/// What a run of the doctor found.
+/// The findings of one run of the doctor.
 struct Found {
     code: Option<i32>,
     findings: Vec<Value>,

@@ -1,4 +1,5 @@
-//! The kubelet's API on a port: real TLS to a real agent, whose API server is a script that says who may do what.
+//! The kubelet's API on a port: real TLS to a real agent, whose API server is a script that decides every
+//! caller's rights.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod net_server;
@@ -26,7 +27,8 @@ const RIGHTS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Knows the token "good" as user scraper, and lets him see metrics; who comes with a node's certificate may see its health, too.
+/// Knows the token "good" as user scraper, and lets him see metrics; a caller with a node's certificate may
+/// also see its health.
 fn script(heard: &Heard) -> Reply {
     let (path, query) = heard.path.split_once('?').unwrap_or((&heard.path, ""));
     let body: Value = serde_json::from_str(&heard.body).unwrap_or_default();
@@ -64,7 +66,7 @@ fn script(heard: &Heard) -> Reply {
 }
 
 struct Setup {
-    // in this order: what is dropped first ends first
+    // in this order: fields are dropped from first to last
     child: Option<Child>,
     authority: Arc<Authority>,
     server: Server,
@@ -168,7 +170,7 @@ impl Drop for Setup {
     }
 }
 
-/// The node's certificate is its own: what matters here is whom it serves.
+/// The node's certificate is self-signed, and accepted here: these tests check which clients it serves.
 #[derive(Debug)]
 struct Anybody;
 
@@ -245,7 +247,7 @@ fn caller_is_served_what_the_api_server_allows() {
     setup.check(None, "wrong", "GET /healthz", 401, "Unauthorized");
     setup.check(None, "good", "GET /healthz", 403, "user=scraper");
     setup.check(None, "good", "GET /metrics", 200, "kedge_");
-    // what was answered counts for a while
+    // an answer of the API server is cached for a while
     let reviews = setup.heard(TOKENS, "good") + setup.heard(RIGHTS, "scraper");
     setup.check(None, "good", "GET /metrics", 200, "kedge_");
     assert_eq!(
@@ -256,7 +258,7 @@ fn caller_is_served_what_the_api_server_allows() {
     let stranger = Authority::new("other").identity(&["somebody"], NOW);
     let refused = setup.ask(Some(&stranger), "good", "GET /metrics");
     assert!(refused.is_err(), "{refused:?}");
-    // the API server is told where to dial, and in which protocol
+    // the Node's status tells the API server which port to dial, and in which protocol
     wait_until("the port in the Node's status", PATIENCE, || {
         let port = format!("\"Port\":{}", setup.port.port());
         setup.heard("/api/v1/nodes/edge-1/status", &port) > 0

@@ -24,8 +24,8 @@ use kedge_rig::Scratch;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-/// Held by tests that start a child, and by tests that rely on a closed socket being closed: between fork and exec a child still
-/// has all of ours open.
+/// Held by tests that start a child, and by tests that rely on a closed socket being closed: between fork and
+/// exec a child still has all of ours open.
 static NO_CHILDREN: Mutex<()> = Mutex::new(());
 
 struct Folder(Scratch);
@@ -241,7 +241,8 @@ fn malformed_answer_differs_from_no_answer() {
     check(b"hello\r\n\r\n", "its answer is not HTTP");
 }
 
-/// What a command of the program does beside the agent on this socket: exit code, standard output, standard error.
+/// The exit code, standard output and standard error of a command of the program beside the agent on this
+/// socket.
 fn kedge(folder: &Folder, arguments: &[&str]) -> (Option<i32>, String, String) {
     let _no_children = NO_CHILDREN.lock();
     let ended = std::process::Command::new(env!("CARGO_BIN_EXE_kedge"))
@@ -287,7 +288,7 @@ fn now() -> Now {
     Now { mono: Duration::from_secs(20), wall: Timestamp::default() }
 }
 
-/// What decides in an agent, on a disk that stands still from its first write on.
+/// A core, the deciding half of an agent, on a disk that hangs from its first write on.
 fn node_whose_disk_stands_still() -> Core {
     node_that_began(|_| {})
 }
@@ -385,7 +386,7 @@ fn refused_forgive_fails_with_the_reason() {
     assert_eq!(forgive("uid-9"), (Some(1), String::new(), format!("kedge: {text}\n")));
     let answer = post(&folder.socket(), "/config/forgive?uid=uid-9").unwrap();
     assert_eq!((answer.status, String::from_utf8(answer.body).unwrap()), (503, format!("{text}\n")));
-    // what waits already waits
+    // a request that is waiting already is taken again, though the queue is full
     check_taken("uid-1");
     let (code, _, complaint) = forgive("nobody");
     assert_eq!(code, Some(1));
@@ -418,7 +419,8 @@ fn reset_while_exiting_fails_with_the_reason() {
     assert_eq!(kedge(&folder, &["config", "reset"]), (Some(1), String::new(), text.to_owned()));
 }
 
-/// The records are changed as an agent would do it: what led to the verdict goes with it, and the Node that assigned stays known.
+/// The records are changed as an agent would do it: the start-ups that led to the verdict are forgotten with
+/// it, and the Node that assigned stays known.
 #[test]
 fn forgive_and_reset_without_an_agent() {
     let folder = Folder::new();

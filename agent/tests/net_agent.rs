@@ -1,6 +1,7 @@
-//! The real agent with something on its node or its server misbehaving: what it asks for again after a restart, what it notices of
-//! a server that began anew, and that renewals go on whatever blocks. A server that behaves is the real hub; one that counts bytes
-//! or forgets is a script. Every wait is for something that was asked, and ends the test if it never is.
+//! The real agent with something on its node or its server misbehaving: what it requests again after a
+//! restart, what it notices of a server that started over, and that renewals continue whatever blocks. A
+//! server that behaves is the real hub; one that counts bytes or forgets is a script. Every wait is for a
+//! request, and ends the test if the request never arrives.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod net_server;
@@ -27,7 +28,7 @@ const CONFIG_MAPS: &str = "/api/v1/namespaces/kube-system/configmaps";
 /// How long the agent may take for anything asked of it here: a machine that builds at the same time is slow.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What the server holds.
+/// The server's state.
 struct State {
     /// The Node; `None`: it does not exist, and the watches have not reported its deletion.
     node: Option<Value>,
@@ -35,29 +36,29 @@ struct State {
     version: u64,
     /// It lets no node set labels.
     refuses_labels: bool,
-    /// It is another Kubernetes, behind a gateway that does not take renewals for answers in protobuf: the statuses of its refusals,
-    /// in turn.
+    /// It is another Kubernetes, behind a gateway that does not take renewals for answers in protobuf: the
+    /// statuses of its refusals, in turn.
     gateway: Option<std::iter::Cycle<std::array::IntoIter<u16, 3>>>,
     watches: Watches,
     /// Lists of Nodes are answered once this is open.
     nodes_listed: Gate,
 }
 
-/// What the server does with a watch: nothing ever happens on one.
+/// The server's treatment of a watch: nothing ever happens on one.
 enum Watches {
-    /// It goes on until the client is gone.
+    /// It lasts until the client is gone.
     Last,
-    /// One of the ConfigMap ends when this opens, the others go on.
+    /// A watch of the ConfigMap ends when this opens, the others last.
     EndOnce(Gate),
     /// Each ends at once, after the object as it is and a bookmark of the version that it began with.
     End,
-    /// Each gets such a bookmark when this opens, and goes on.
+    /// Each gets such a bookmark when this opens, and lasts.
     Bookmark(Gate),
     /// Each gets one bookmark after the other, without end.
     Flood,
 }
 
-/// What some wait for until it opens; then it stays open.
+/// Threads wait for it until it opens; then it stays open.
 #[derive(Clone, Default)]
 struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
@@ -207,7 +208,7 @@ fn node(uid: &str, source: Value) -> Value {
     })
 }
 
-/// An agent process and its directory, in which its kubeconfig lies.
+/// An agent process and its directory, with its kubeconfig.
 struct Agent {
     directory: Scratch,
     program: PathBuf,
@@ -257,7 +258,8 @@ impl Agent {
         run.ok().and_then(|run| run.parse().ok()).unwrap_or(0)
     }
 
-    /// Waits until another config runs: the program took its own place after its start number `run`, as the same process.
+    /// Waits until another config runs: the program took its own place after its start number `run`, as the
+    /// same process.
     fn wait_for_adoption(&mut self, run: u64) {
         wait_until("the agent to adopt", PATIENCE, || {
             let ended = self.child.as_mut().unwrap().try_wait().unwrap();
@@ -278,7 +280,7 @@ impl Drop for Agent {
 
 /// An agent of the real hub.
 struct OfHub {
-    // in this order: what is dropped first ends first
+    // in this order: fields are dropped from first to last
     agent: Agent,
     admin: Connection,
     hub: Hub,
@@ -308,7 +310,8 @@ impl OfHub {
     }
 }
 
-/// What a hub of an older release answered its agent, in turn for each request but for the versions that it names.
+/// The answers of an older release's hub to its agent, in turn for each request, regardless of the versions
+/// in the request.
 struct Recorded(BTreeMap<String, VecDeque<(String, String)>>);
 
 impl Recorded {
@@ -543,7 +546,7 @@ fn invalid_kubeconfig_is_logged_and_used_once_repaired() {
     let is_logged =
         |what: &str| wait_until(what, PATIENCE, || std::fs::read_to_string(&log).unwrap().contains(what));
     is_logged("kubeconfig does not exist");
-    // what a disk may make of it, or somebody in a hurry
+    // damage by a disk, or by somebody in a hurry
     std::fs::write(&kubeconfig, [0x17, 0xff, 0x00, 0x80]).unwrap();
     is_logged("expected YAML or JSON");
     let current = text.lines().find(|line| line.starts_with("current-context: ")).unwrap();
@@ -616,8 +619,9 @@ fn renewal_in_a_refused_form_is_followed_by_a_plain_one() {
     scripted.agent.stop();
 }
 
-/// A node is moved to a server that has an object of the same name, and the stream of the ConfigMap is the first that could notice:
-/// it asks the new server for nothing, and nothing is adopted, until that server has shown its own Node.
+/// A node is moved to a server that has an object of the same name, and the stream of the ConfigMap is the
+/// first that could notice: it asks the new server for nothing, and nothing is adopted, until that server has
+/// shown its own Node.
 #[test]
 fn another_server_is_asked_for_its_node_first() {
     let watch_ends = Gate::default();
@@ -653,7 +657,8 @@ fn another_server_is_asked_for_its_node_first() {
     scripted.agent.stop();
 }
 
-/// A node that has no Node yet renews nothing: its watch alone is on the old server, and a bookmark each minute is all that comes.
+/// A node that has no Node yet renews nothing: its watch alone is on the old server, and a bookmark each
+/// minute is all that comes.
 #[test]
 fn watch_without_a_node_follows_the_kubeconfig() {
     let bookmark = Gate::default();
@@ -681,7 +686,8 @@ fn watch_without_a_node_follows_the_kubeconfig() {
     scripted.agent.stop();
 }
 
-/// Watches that a server, or a proxy before it, ends at once are opened ever more rarely; renewals each second stand in for a clock.
+/// Watches that a server, or a proxy before it, ends at once are opened ever more rarely; renewals each
+/// second stand in for a clock.
 #[test]
 fn watches_that_bring_nothing_are_opened_ever_more_rarely() {
     const RENEWALS: usize = 12;
@@ -716,8 +722,9 @@ fn flood_of_bookmarks_holds_up_no_renewal_and_no_command() {
     scripted.agent.stop();
 }
 
-/// Another Kubernetes, whose answers have the sizes of a real one's (1.36.2, recorded: a renewal's answer in protobuf has 353 bytes of
-/// head and 449 of body, a status patch's 334 of head). The record of who set which field is most of an object's metadata.
+/// Another Kubernetes, whose answers have the sizes of a real one's (1.36.2, recorded: a renewal's answer in
+/// protobuf has 353 bytes of head and 449 of body, a status patch's 334 of head). The record of who set which
+/// field is most of an object's metadata.
 struct Elsewhere {
     version: u64,
     /// The node's status, to which nobody has set anything yet.
@@ -749,7 +756,8 @@ fn real_answer(media: &str, body: &[u8]) -> Vec<u8> {
     answer
 }
 
-/// What a real server records of a kedge node: its own fields, its status, and what the controllers set.
+/// The managed fields that a real server records for a kedge node: its own fields, its status, and the fields
+/// of controllers.
 fn real_managers() -> Value {
     let each = |names: &[&str]| {
         let fields = names.iter().map(|name| (format!("f:{name}"), json!({})));
@@ -885,7 +893,7 @@ impl Elsewhere {
             }
             ("PATCH", path) if path.ends_with("/status") => {
                 let patch: Value = serde_json::from_str(&heard.body).unwrap();
-                // what it sends whole is new; the rest is kept as it is
+                // the patch replaces the status; all other fields stay
                 self.node["status"] = json!({"sent": patch["status"]});
                 self.patched("status")
             }
@@ -907,7 +915,8 @@ const STATUSES_A_DAY: f64 = 288.0;
 const RECORD: usize = 22;
 /// Of each status's connection, which a real server closes before the next: 1.5 kB up and 0.8 down, recorded.
 const RESUMED_HANDSHAKE: usize = 2_300;
-/// On the watch of the Node each minute, of metadata: recorded of the ConfigMap's, 133, and 24 for the longer kind.
+/// On the watch of the Node each minute, of metadata: recorded of the ConfigMap's, 133, and 24 for the longer
+/// kind.
 const BOOKMARK: usize = 157 + RECORD;
 
 #[test]

@@ -1,4 +1,5 @@
-//! Requests against a real TLS server on loopback: what is sent, what every outcome becomes, and what happens next.
+//! Requests against a real TLS server on loopback: the bytes that are sent, the error of every outcome, and
+//! the next step.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod net_server;
@@ -27,7 +28,7 @@ fn shown(outcome: &Result<Response, NetError>) -> String {
     }
 }
 
-/// A file on a disk that stands still for as long as the test wants.
+/// A file on a disk that hangs for as long as the test wants.
 struct SlowFile {
     name: &'static str,
     /// Whether it is held, and how many wait for it.
@@ -184,7 +185,7 @@ fn requests_of_a_stream_share_connection_and_lookup() {
     assert_eq!((server.counts.connections(), client.dialled(), lookups.load(Ordering::SeqCst)), (1, 1, 1));
 }
 
-/// What is left of a load balancer whose server is gone: it accepts, and resets or says nothing.
+/// A load balancer whose server is gone: it accepts, and then resets the connection or sends nothing.
 #[test]
 fn second_address_serves_where_the_first_only_accepts() {
     let authority = Authority::new("ca");
@@ -418,7 +419,7 @@ fn unusual_answers_are_read_as_they_are() {
         "refused (302)",
     );
     check("HTTP/1.1 307 X\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n", "refused (307)");
-    // what was not asked for is not unpacked
+    // an encoding that the request did not offer is not decoded
     check("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nzip", "200 zip");
     check("HTTP/1.1 103 Early Hints\r\nX: y\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "200 ok");
     check("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "200 ok");
@@ -444,7 +445,7 @@ fn truncated_answer_is_garbled_and_counts_as_contact() {
         request.response_limit_bytes = 100;
         let outcome = bench.client.request(&request);
         assert_shown(&outcome, expect);
-        // of what is too large less can be asked for
+        // after this error the caller can ask for less
         let is_too_large = matches!(outcome, Err(NetError::TooLarge { limit: 100, .. }));
         assert_eq!(is_too_large, expect.contains("more than 100 bytes"), "{outcome:?}");
         assert!(is_too_large || matches!(outcome, Err(NetError::Garbled { .. })), "{outcome:?}");
@@ -635,7 +636,7 @@ fn blocking_token_file_delays_no_request() {
         assert_shown(&bench.client.request(&get("/x")), "200 Bearer first");
     }
     slow.wait_for_reader();
-    // and once it answers, what it says is used
+    // and once the disk answers, the file's new content is used
     bench.folder.write("token", "third");
     slow.free();
     let end = Instant::now() + PLENTY;
@@ -653,7 +654,7 @@ fn changed_kubeconfig_is_used_unless_invalid() {
     assert_shown(&bench.client.request(&get("/x")), "200 first");
     bench.folder.write("kubeconfig", "current-context: [");
     assert_shown(&bench.client.request(&get("/x")), "200 first");
-    // one file after another, as people do it; each state is judged as it stands
+    // one file after another, as people do it; each state in between is judged by itself
     let identity = other.identity(&["edge-1"], NOW);
     bench.folder.write("node.pem", &identity.certificate_pem);
     assert_shown(&bench.client.request(&get("/x")), "200 first");
@@ -669,7 +670,7 @@ fn changed_kubeconfig_is_used_unless_invalid() {
     assert_eq!(bench.api.url(), format!("https://{}", second.address));
 }
 
-/// What was composed for one server must reach no other, also if the kubeconfig changes in between.
+/// A request composed for one server must reach no other, also if the kubeconfig changes in between.
 #[test]
 fn request_for_one_server_is_not_sent_to_another() {
     let authority = Authority::new("ca");
@@ -712,7 +713,8 @@ fn kubeconfig_is_used_once_its_files_exist() {
     assert_shown(&bench.client.request(&get("/x")), "200 first");
     bench.folder.write("renewed.pem", &identity.certificate_pem);
     assert_shown(&bench.client.request(&get("/x")), "200 first");
-    // what was missing shows on none of the files known before
+    // the missing key file was not among the files known before, so their time stamps do not show that it is
+    // there now
     bench.folder.write("renewed.key", &identity.key_pem);
     assert_shown(&bench.client.request(&get("/x")), "200 second");
 }

@@ -1,4 +1,5 @@
-//! Lists and watches against a real TLS server on loopback: what is delivered, where a watch goes on, and how it ends.
+//! Lists and watches against a real TLS server on loopback: the events delivered, the version at which a
+//! watch resumes, and how it ends.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod net_server;
@@ -78,7 +79,7 @@ fn watch_ended_in_good_order_tells_the_last_version() {
         })
     });
     assert_eq!(events, "open +a ~a @11");
-    // whoever asked for it decides when it goes on
+    // the caller decides when to resume
     assert_eq!(end, WatchEnd::Ended { resume: Some("11".to_owned()) });
     assert_eq!(queries, [format!("{START}&resourceVersion=5")]);
 }
@@ -149,7 +150,7 @@ fn initial_watch_resumes_only_after_a_bookmark() {
     assert_eq!((events.as_str(), end), ("open +a", WatchEnd::Ended { resume: None }));
 }
 
-/// Where it would go on stands the same line: a list may show less of that object.
+/// Resuming would deliver the same line again: a list may show less of that object.
 #[test]
 fn watch_with_a_line_that_is_too_long_lists_again() {
     let small = WatchLimits { line_bytes: 10_000, ..WatchLimits::default() };
@@ -249,7 +250,8 @@ fn endless_line_ends_the_watch() {
 
 #[test]
 fn slow_line_gets_its_full_time_after_a_pause() {
-    // a pause may take 6 s and a line 12; these take 4.5 and 8, and longer on a busy machine: together more than a line may
+    // a pause may take 6 s and a line 12; these take 4.5 and 8, and longer on a busy machine: together more
+    // than a line may
     let limits = WatchLimits { idle: Duration::from_secs(6), ..WatchLimits::default() };
     let (events, ..) = watched(version("5"), limits, 4, |_, _| {
         chunks(|body| {
@@ -361,7 +363,8 @@ fn list_is_read_in_pages() {
     assert_eq!(paths, [start.clone(), format!("{start}&continue=a%2Bb")]);
 }
 
-/// The server's pods have these bytes, and this is what the list showed of them: `!` where that is metadata; and each page's `limit`.
+/// The server's pods have these bytes, and this is what the list showed of them: `!` where that is metadata;
+/// and each page's `limit`.
 fn listed_in_part(pods: &'static [(&'static str, usize)]) -> (Result<Vec<String>, NetError>, Vec<String>) {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, move |heard| {

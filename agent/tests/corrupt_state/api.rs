@@ -1,7 +1,7 @@
 //! The real hub of a board, and what a test asks it.
 //!
-//! Always holds: a board's hub is its own, on a copy of the data of the one that its state was made with, so UIDs and credentials
-//! are the same.
+//! Always holds: a board's hub is its own, on a copy of the data of the one that its state was made with, so
+//! UIDs and credentials are the same.
 
 use kedge_rig::Scratch;
 use kedge_rig::client::{Connection, Identity};

@@ -1,8 +1,8 @@
-//! One board of a test: a directory with the state of a node that was used, the agent's real binary, and an API
-//! server it can reach.
+//! One board of a test: a directory with the state of a node that was used, the agent's real binary, and an
+//! API server it can reach.
 //!
-//! Always holds: the state was written by the agent itself (a last-known-good, a bad config, another in its trial); every
-//! process ends with its test, and every wait has a limit.
+//! Always holds: the state was written by the agent itself (a last-known-good, a bad config, another in its
+//! trial); every process ends with its test, and every wait has a limit.
 
 use crate::api::{Api, NODE};
 use kedge_rig::Scratch;
@@ -21,14 +21,14 @@ const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletCo
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A start takes this long at most until the first renewal of the Lease, whatever is found on disk.
 pub(crate) const SANE_START: Duration = Duration::from_secs(10);
-/// Starts until an agent has come to rest: one that finds the state, one or two that adopt.
+/// Starts until an agent keeps running: one that finds the state, and one or two that adopt a config.
 const STARTS: usize = 4;
 /// The user that runs the agent when root should not.
 const NOBODY: u32 = 65_534;
 
 /// A board.
 pub(crate) struct Board {
-    // first: what is dropped first ends first
+    // first field, so dropped first: the agent ends before its server and folder
     child: Option<Child>,
     pub(crate) api: Api,
     folder: Scratch,
@@ -156,7 +156,8 @@ impl Board {
         // `nobody` can read it here, but perhaps not in the build directory
         let program = self.folder.join("kedge");
         if !program.exists() {
-            // by another process: a copy of ours is busy while any child of another test has inherited its descriptor
+            // by another process: a copy of ours is busy while any child of another test has inherited its
+            // descriptor
             let copied = Command::new("cp").arg(&self.program).arg(&program).status();
             assert!(copied.is_ok_and(|status| status.success()), "a copy of the program");
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("our own file");
@@ -187,7 +188,8 @@ impl Board {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).expect("a log");
         let mut command = self.command(&["agent", "--config-dir", "", "--healthz-port", "0"]);
         command.arg("--kubeconfig").arg(self.folder.join("kubeconfig")).args(["--hostname-override", NODE]);
-        // without containers: a machine where crun cannot run would make the node worse than it was, and nothing is promoted then
+        // without containers: a machine where crun cannot run would make the node worse than it was, and
+        // nothing is promoted then
         command.args(["--crun", ""]);
         if self.as_nobody {
             command.uid(NOBODY).gid(NOBODY);
@@ -254,9 +256,9 @@ impl Board {
         (answer.status == 200).then(|| serde_json::from_slice(&answer.body).expect("JSON"))
     }
 
-    /// Starts, and starts again after each exit of its own choice, as a supervisor does, until it has come to what is awaited
-    /// renews its Lease, and has told the API server the condition it shows locally. Gives what it says of itself then, and
-    /// how long the first renewal took.
+    /// Starts the agent, and starts it again after each exit of its own choice, as a supervisor does, until
+    /// it is in the awaited state, renews its Lease, and has reported to the API server the condition that it
+    /// shows locally. Returns the status that it shows locally then, and how long the first renewal took.
     #[track_caller]
     pub(crate) fn run_until(&mut self, awaited: &str, is_so: impl Fn(&Value) -> bool) -> (Value, Duration) {
         let mut first_renewal = None;

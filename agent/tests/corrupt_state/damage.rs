@@ -1,4 +1,4 @@
-//! What can befall a file or directory.
+//! The damage that a file or directory can suffer.
 
 use kedge_rig::Random;
 use std::fs;
@@ -17,7 +17,7 @@ pub(crate) enum Damage {
     CutToHalf,
     /// This many bytes are gone from the end.
     CutAllBut(usize),
-    /// As long as before, and all zero: what a power cut leaves on many file systems.
+    /// As long as before, and all zero: many file systems leave this after a power cut.
     Zeroed,
     /// As long as before, and random.
     Noise,

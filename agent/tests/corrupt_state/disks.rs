@@ -1,4 +1,5 @@
-//! Disks that take no more: full, out of inodes, read-only, given up by the kernel. Needs root, to mount small ones.
+//! Disks that take no more: full, out of inodes, read-only, given up by the kernel. Needs root, to mount
+//! small ones.
 
 use crate::board::{Board, State, active};
 use crate::foreign::{is_root, skip};
@@ -64,18 +65,18 @@ impl Drop for Mount {
     }
 }
 
-/// Bytes until there is no more room.
+/// Writes bytes until the disk is full.
 fn fill(root: &Path) {
     let mut file = fs::File::create(root.join("filler")).unwrap();
     while file.write_all(&[7; 4096]).is_ok() {}
 }
 
-/// Files until there is no more room for one.
+/// Creates files until the disk has no inode left.
 fn use_up_inodes(root: &Path) {
     (0..).take_while(|number| fs::File::create(root.join(format!("filler-{number}"))).is_ok()).for_each(drop);
 }
 
-/// A board whose state lies on a disk of its own.
+/// A board whose state is on a disk of its own.
 fn on_a_disk(options: &str) -> Option<(Board, Mount)> {
     let board = Board::used();
     let mount = Mount::new(board.root(), options)?;

@@ -1,4 +1,5 @@
-//! State that is not the agent's own: owned by somebody else, or closed to everybody. Needs root, to become somebody else.
+//! State that is not the agent's own: owned by somebody else, or closed to everybody. Needs root, to become
+//! somebody else.
 
 use crate::board::{Board, State};
 use crate::{Rest, check_spoilt};
@@ -31,7 +32,8 @@ impl Lock {
     }
 }
 
-/// Reports a skipped test past the test runner, which shows output of failing tests only. With `CI=true` it fails.
+/// Reports a skipped test past the test runner, which shows output of failing tests only. With `CI=true` it
+/// fails.
 pub(crate) fn skip(test: &str, why: &str) {
     assert!(std::env::var("CI").as_deref() != Ok("true"), "{test}: cannot be shown here: {why}");
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");

@@ -1,8 +1,8 @@
-//! Damaged state: every file and directory of a node's configuration, spoilt in every way that a failing disk, an operator or
-//! another program has, with the real agent started on it.
+//! Damaged state: every file and directory of a node's configuration, spoilt in every way that a failing
+//! disk, an operator or another program has, with the real agent started on it.
 //!
-//! Always holds, whatever was spoilt: the agent starts within a sane time, renews its Lease, runs a configuration, says what
-//! it set aside, keeps the verdicts it had, comes to rest, and stops when asked.
+//! Always holds, whatever was damaged: the agent starts within a sane time, renews its Lease, runs a
+//! configuration, logs what it set aside, keeps its verdicts on configs, settles, and stops on request.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
@@ -18,7 +18,7 @@ use board::{Board, SANE_START, State, active};
 use damage::{Damage, apply};
 use serde_json::Value;
 
-/// Where an agent comes to rest, with an API server that still asks for the config in trial.
+/// The state in which an agent settles, with an API server that still assigns the config in trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rest {
     /// The assigned config runs, and all is well.

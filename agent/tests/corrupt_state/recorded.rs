@@ -1,5 +1,6 @@
-//! State that an older release left: its agent's root directory and its hub's data directory, as they are in this repository, opened by
-//! the present programs. Each release adds its own; none is taken away as long as a device may still have it.
+//! State that an older release left: its agent's root directory and its hub's data directory, as they are in
+//! this repository, opened by the present programs. Each release adds its own; none is taken away as long as
+//! a device may still have it.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::path::Path;
 use crate::api::Api;
 use crate::board::{Board, active};
 
-/// What the release left: the configurations that it knew.
+/// The configurations that were known to the node of that release.
 struct Release {
     name: &'static str,
     good: &'static str,

@@ -1,9 +1,9 @@
-//! What a node may report at each step of a run, and what of that a power cut must leave.
+//! The reports that a node may make at each step of a run, and those that a power cut must leave.
 //!
 //! A run is a sequence of reports, as `/status` and the Node object show them. Each step of the run adds the
-//! reports it leads to *before* it begins, with the position of the log at that time; each report that was seen is
-//! acknowledged with the position *after* it was seen. So a cut between two positions may leave every report from the last
-//! one acknowledged to the last one begun, and no other.
+//! reports it leads to *before* it begins, with the position of the log at that time; each report that was
+//! seen is acknowledged with the position *after* it was seen. So a cut between two positions may leave every
+//! report from the last one acknowledged to the last one begun, and no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +13,7 @@ use serde_json::Value;
 /// One content of a ConfigMap: its UID and resourceVersion.
 pub(crate) type Config = (String, String);
 
-/// What a node reports about its configuration.
+/// A node's report about its configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeReport {
     pub(crate) assigned: Option<Config>,
@@ -131,7 +131,7 @@ impl fmt::Display for NodeReport {
 /// A report that is expected.
 struct Expected {
     said: NodeReport,
-    /// What a start at this point reports, if it differs.
+    /// The report of a start at this point, if it differs.
     restarted: Option<NodeReport>,
     step: usize,
 }
@@ -231,7 +231,7 @@ impl History {
         self.seen.iter().all(|seen| seen + 1 == self.expected.len())
     }
 
-    /// What a cut at this position may leave: the numbers of the first and the last report.
+    /// The reports that a cut at this position may leave: the numbers of the first and the last.
     fn bounds(&self, at: u64) -> (usize, usize) {
         let acknowledged = self.acknowledged.iter().filter(|seen| seen.at <= at).map(|seen| seen.report);
         let begun = self.steps.iter().filter(|step| step.begins <= at).map(|step| step.reports);
@@ -272,7 +272,8 @@ impl kedge_rig::power_cut::History for History {
         self.acknowledged.iter().map(|seen| seen.at).collect()
     }
 
-    /// Until the first step nothing of ours is on the disk: its making and mounting are the file system's affair.
+    /// Until the first step nothing of ours is on the disk: its making and mounting are the file system's
+    /// affair.
     fn step_at(&self, at: u64) -> Option<&'static str> {
         self.steps.iter().rev().find(|step| step.begins <= at).map(|step| step.name)
     }

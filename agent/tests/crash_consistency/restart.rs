@@ -1,5 +1,5 @@
-//! The start after a cut: mounts a rebuilt disk, starts the agent on it as another boot without a hub, and compares what it
-//! reports with the records that then are on the disk.
+//! The start after a cut: mounts a rebuilt disk, starts the agent on it as another boot without a hub, and
+//! compares what it reports with the records that then are on the disk.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,8 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(20);
 const TEMPORARY: &str = ".kedge-new-";
 /// How often a start is repeated that a crashing configuration ended before it answered: it has a second.
 const TRIES: usize = 4;
-/// A power cut means another boot: the kernel's file with its id is covered within a name space of the agent's own.
+/// A power cut means another boot: the kernel's file with its id is covered within a name space of the
+/// agent's own.
 const ANOTHER_BOOT: &str = r#"mount --bind "$1" /proc/sys/kernel/random/boot_id && shift && exec "$@""#;
 
 /// How the agent is started on a rebuilt disk.
@@ -33,7 +34,7 @@ pub(crate) struct Start {
     pub(crate) node: &'static str,
 }
 
-/// What was reported at one moment.
+/// The agent's answer at one moment.
 #[derive(Debug, PartialEq)]
 struct Answer {
     report: NodeReport,
@@ -47,7 +48,7 @@ impl Answer {
     }
 }
 
-/// What one start showed.
+/// The observations of one start.
 #[derive(Debug)]
 struct Found {
     /// Its first answer.
@@ -318,7 +319,7 @@ impl Found {
         }
     }
 
-    /// The checkpoint of what is named is there, with the payload that was pushed.
+    /// Checks that the named config has a checkpoint with the payload that was pushed.
     fn has_checkpoint(&self, config: &Config, history: &History) -> Result<(), String> {
         let there = self.records.checkpoints.iter().find(|(name, _)| name == config);
         let payload = there.and_then(|(_, payload)| payload.as_deref());

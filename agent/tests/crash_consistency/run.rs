@@ -142,7 +142,8 @@ impl Running<'_> {
         lock(self.history).begin(name, self.clock.now(), reports);
     }
 
-    /// One step: the reports it leads over, what is done, and the wait until both observers have seen the last.
+    /// One step: announces the reports that it may lead to, acts, and waits until both observers have seen
+    /// the last report.
     #[track_caller]
     fn step(&self, name: &'static str, reports: impl IntoIterator<Item = NodeReport>, act: impl FnOnce()) {
         self.begin(name, reports);
@@ -150,7 +151,8 @@ impl Running<'_> {
         self.wait_for_last(name);
     }
 
-    /// Forgives the assigned one, which leads over these reports back to the first one: so the starts are counted.
+    /// Forgives the assigned one, which leads over these reports back to the first one: so the starts are
+    /// counted.
     #[track_caller]
     fn forgive_still_bad(&self, name: &'static str, config: &Config, reports: [NodeReport; 3], starts: u64) {
         let [waits, tried, condemned] = reports;
@@ -248,7 +250,8 @@ impl Running<'_> {
 
     /// An edit that is followed.
     fn followed_edit(&self, b: Config) -> Config {
-        // what the edit makes of it is known only when it is made; its version is the hub's to choose
+        // the reports after the edit need its version, which the hub chooses, so they are added after the
+        // edit
         let history = self.history;
         let text = payload("nodeStatusReportFrequency: 3m\n");
         let begins = self.clock.now();

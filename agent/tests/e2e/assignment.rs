@@ -1,4 +1,4 @@
-//! What a node does with the configuration it is assigned.
+//! A node's reactions to the configuration it is assigned.
 
 use kedge_rig::cluster::Source;
 use serde_json::json;
@@ -239,13 +239,15 @@ fn edited_drop_in_voids_old_verdicts() {
     assert!(shown.contains("\"crashLoopThreshold\":3"), "{shown}");
     assert_eq!(setup.ends().len(), 0);
 
-    // the drop-in mends a config that was condemned for the field it sets: the old verdict is about another content
+    // the drop-in mends a config that was condemned for the field it sets: the old verdict is about another
+    // content
     let bad = setup.pin("edge-bad", &payload(1, 200, ""));
     setup.runs(&bad);
     setup.promotes(&bad);
 }
 
-/// A file of the node's is damaged while it is off; it still starts, reports it, and repairs it from the API server.
+/// A file of the node's is damaged while it is off; it still starts, reports it, and repairs it from the API
+/// server.
 #[track_caller]
 fn check_damage(damage: impl Fn(&Setup)) {
     let mut setup = Setup::new("damage", plain());

@@ -1,6 +1,8 @@
-//! What only a node can answer, through real kubectl: the hub calls, the node opens a connection, a process of its own serves it.
+//! Requests that only a node can answer, through real kubectl: the hub calls, the node opens a connection, a
+//! process of its own serves it.
 //!
-//! The logs are files that the tests write, for a pod that nothing runs: what containers write is `tests/workloads`' matter.
+//! The logs are files that the tests write, for a pod whose containers never start: `tests/workloads` tests
+//! the logs of real containers.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -27,7 +29,8 @@ fn with_logs_behind_a_link(purpose: &str) -> (Setup, PathBuf, Link) {
     (setup, logs, link.expect("it is made before the agent starts"))
 }
 
-/// A node that keeps logs in a directory of the test's, and pods `web` and `web-2` of two labels that are bound to it.
+/// A node that keeps logs in a directory of the test's, and pods `web` and `web-2` of two labels that are
+/// bound to it.
 fn with_logs(purpose: &str, more: &str) -> (Setup, PathBuf) {
     with_logs_and(purpose, more, |_, _| {})
 }
@@ -106,7 +109,7 @@ fn check_forms(setup: &Setup) {
     wait_until("sessions to end", PATIENCE, || sessions(setup) == 0);
 }
 
-/// What the machine uses, and its logs.
+/// Checks the machine's resource usage, and its logs.
 #[track_caller]
 fn check_usage(setup: &Setup) {
     let kubectl = setup.cluster.kubectl();

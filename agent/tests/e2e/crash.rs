@@ -33,7 +33,7 @@ fn check_threshold(fields: &str, threshold: u32) {
     // two adoptions, the crashes, and then a run that stays
     assert_eq!((setup.ends().len(), setup.unclean_ends()), (2 + crashes, crashes), "{:?}", setup.ends());
     setup.ready_in_run(u64::try_from(crashes).unwrap() + 3);
-    // what runs now is last-known-good, and nothing is counted against it
+    // last-known-good runs now, and no start is counted against it
     assert_eq!(setup.counted_startups(), 0);
 }
 
@@ -136,7 +136,7 @@ fn config_never_ready_is_rolled_back() {
     rolled_back_for_crashes(&setup, &uid, &good);
     // the start in place has the watchdog's limit, a start by the service manager its own
     assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Watchdog));
-    // what last-known-good replaced is not run by a later start either
+    // a later start does not run the replaced config either
     setup.agent_mut().stop().unwrap();
     setup.agent_mut().start().unwrap();
     rolled_back_for_crashes(&setup, &uid, &good);
@@ -163,7 +163,8 @@ fn stop_that_ends_in_a_kill_is_not_counted() {
     setup.runs(&uid);
 }
 
-/// A node whose configuration is in its trial, cut off without a record; `change` is made to what it left behind.
+/// A node whose configuration is in its trial, cut off without a record; `change` is made to what it left
+/// behind.
 #[track_caller]
 fn check_cut(purpose: &str, change: impl Fn(&Setup), startups: usize, cuts: u64) {
     let mut setup = Setup::new(purpose, plain());
@@ -204,7 +205,7 @@ fn cuts_29_in_a_row_roll_back() {
     let good = setup.good("edge-good");
     let uid = setup.pin("edge-next", &payload(300, 2, ""));
     setup.runs(&uid);
-    // 27 that were, and two more; the agent that starts between them goes on with the trial
+    // 27 power cuts counted before, and two more; the agent that starts between the two continues the trial
     setup.agent_mut().cut();
     setup.edit_startups(|startups| startups["cuts"] = 27.into());
     as_of_another_boot(&setup);
@@ -269,7 +270,8 @@ fn plain_restart_loop_survives_a_crashing_config() {
     let next = setup.pin("edge-next", &payload(1, 2, ""));
     setup.runs(&next);
     setup.promotes(&next);
-    // the loop had to start it at first and after each of three crashes: the adoptions took place in the process
+    // the loop had to start it at first and after each of three crashes: the adoptions took place in the
+    // process
     assert_eq!(std::fs::read_to_string(starts).unwrap().lines().count(), 4, "{}", setup.agent().log_text());
 }
 
@@ -293,7 +295,8 @@ fn kill_during_a_stop_is_not_counted() {
     setup.runs(&uid);
 }
 
-/// Two agents on the same records would undo each other's: their sockets lie in other directories, so only the claim tells.
+/// Two agents on the same records would undo each other's: their sockets lie in other directories, so only
+/// the claim tells.
 #[test]
 fn second_agent_on_the_same_root_refuses_to_run() {
     let setup = Setup::new("second", plain());

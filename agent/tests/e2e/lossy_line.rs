@@ -1,5 +1,5 @@
-//! A line of 600 ms (there and back) that loses every fifth packet in each direction: renewals arrive under every allowed setting of
-//! the heartbeats, from the same process. What they cost is printed.
+//! A line of 600 ms (there and back) that loses every fifth packet in each direction: renewals arrive under
+//! every allowed setting of the heartbeats, from the same process. Prints the bytes that each setting costs.
 //!
 //! The packets are real, and so are TCP's retransmissions: see [`kedge_rig::lossy_line`]. Needs root.
 
@@ -14,11 +14,12 @@ use crate::setup::{Setup, is_root, plain};
 
 const QUALITY: Quality = Quality { delay: Duration::from_millis(300), loss_percent: 20 };
 
-/// What makes traffic on an idle node.
+/// The settings that decide the traffic of an idle node.
 const HEARTBEATS: [&str; 3] =
     ["nodeLeaseDurationSeconds", "nodeStatusUpdateFrequency", "nodeStatusReportFrequency"];
 
-/// The settings of the nodes by their names, and the renewals that are awaited of each: the slowest makes one in 40 s.
+/// The settings of the nodes by their names, and the renewals that are awaited of each: the slowest makes one
+/// in 40 s.
 fn cases() -> [(&'static str, String, usize); 3] {
     let with = |pick: fn(&schema::Field) -> String| {
         let fields = schema::leaves().into_iter().map(|(_, field)| field);
@@ -107,7 +108,8 @@ fn lossy_line_keeps_renewals_under_every_setting() {
     drop(setup);
 }
 
-/// The node dials, TLS begins, the call is taken, and the roles turn: each costs a round trip, and none more than that.
+/// The node dials, TLS begins, the call is taken, and the roles turn: each costs a round trip, and none more
+/// than that.
 #[test]
 fn call_on_a_long_line_takes_six_round_trips_at_most() {
     // long enough that a busy machine's own delays are small beside it

@@ -1,4 +1,4 @@
-//! What a node is called: as its kubeconfig says, on a machine that is called something else.
+//! A node's name: taken from its kubeconfig, on a machine whose host name differs.
 
 use std::path::PathBuf;
 use std::process::{Child, Command};

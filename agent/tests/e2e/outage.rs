@@ -179,7 +179,8 @@ fn settled_node_posts_no_status() {
     assert_eq!((posts(), version(&setup)), before, "{}", setup.agent().log_text());
 }
 
-/// Takes the hub away while the program replaces itself in place, so that the new configuration never has contact.
+/// Takes the hub away while the program replaces itself in place, so that the new configuration never has
+/// contact.
 fn no_contact_after(setup: &mut Setup, ends: usize, act: impl FnOnce(&mut Setup)) {
     let gate = setup.agent().run_dir().join("gate-exec-recorded");
     std::fs::write(&gate, "").unwrap();
@@ -191,7 +192,7 @@ fn no_contact_after(setup: &mut Setup, ends: usize, act: impl FnOnce(&mut Setup)
     std::fs::remove_file(&gate).unwrap();
 }
 
-/// Waits until the node itself reports it: there is no hub to ask.
+/// Waits until the node's local status says so: the hub is down.
 #[track_caller]
 fn says(setup: &Setup, status: &str, message: &str, reason: &str) {
     let said = kedge_rig::scratch::poll(PATIENCE, || {
@@ -203,7 +204,8 @@ fn says(setup: &Setup, status: &str, message: &str, reason: &str) {
     assert!(said.is_some(), "never reported {status}, {message}, {reason}:\n{}", setup.agent().log_text());
 }
 
-/// Twice a whole trial (at least a minute) without contact, each time followed by contact under last-known-good.
+/// Twice a whole trial (at least a minute) without contact, each time followed by contact under
+/// last-known-good.
 #[test]
 fn config_without_contact_twice_is_rolled_back() {
     let mut setup = Setup::new("lost-contact", faulty());
@@ -221,7 +223,8 @@ fn config_without_contact_twice_is_rolled_back() {
     says(&setup, lost.0, &lost.1, &lost.2);
     assert_eq!(setup.ends().len(), 3);
 
-    // the hub is back: last-known-good has contact, so the network works, and the config is tried once more: exit 4
+    // the hub is back: last-known-good has contact, so the network works, and the config is tried once more:
+    // exit 4
     no_contact_after(&mut setup, 4, |setup| setup.cluster.hub_mut().start_again().unwrap());
     says(&setup, "True", &format!("using current (UID: {bad})"), "all checks passed");
     says(&setup, lost.0, &lost.1, &lost.2);
@@ -282,9 +285,9 @@ fn node_moved_to_another_hub_keeps_its_config() {
     assert_eq!(setup.unclean_ends(), 0);
 }
 
-/// Twenty nodes follow a ConfigMap by its name and are moved to a new hub that has objects of the same names: half of them while
-/// the old hub answers, so that one of their requests is the first to reach the new one, and half after it is gone, so that
-/// whichever of their watches is opened again first is.
+/// Twenty nodes follow a ConfigMap by its name and are moved to a new hub that has objects of the same names:
+/// half of them while the old hub answers, so that one of their requests is the first to reach the new one,
+/// and half after it is gone, so that whichever of their watches is opened again first is.
 #[test]
 fn fleet_on_a_rebuilt_hub_adopts_nothing_unasked() {
     const FOLLOWED: &str = "edge-common";
@@ -318,7 +321,8 @@ fn fleet_on_a_rebuilt_hub_adopts_nothing_unasked() {
     moved(&old, early);
     old.cluster.hub_mut().kill();
     moved(&old, late);
-    // two renewals at least: the new hub has answered with its own Node, and every watch has shown what it has
+    // two renewals at least: the new hub has answered with its own Node, and every watch has shown what it
+    // has
     all(
         &new,
         "all of them at the new hub, each with what it ran before and the word that nothing assigns it",
@@ -334,7 +338,7 @@ fn fleet_on_a_rebuilt_hub_adopts_nothing_unasked() {
     let adopted: Vec<&String> = names.iter().filter(|name| ends(name) > 1).collect();
     assert!(adopted.is_empty(), "adopted something unasked: {adopted:?}");
 
-    // and each does what it is asked for, once
+    // each node adopts the config that it is assigned, once
     for name in late {
         new.cluster.assign(name, &follows).unwrap();
     }

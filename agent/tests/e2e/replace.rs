@@ -1,8 +1,8 @@
-//! A push replaces the program in place: the same process, no pause; and what a stop, a kill, a second push or an upgrade at
-//! any moment of it leads to.
+//! A push replaces the program in place: the same process, no pause; and what a stop, a kill, a second push
+//! or an upgrade at any moment of it leads to.
 //!
-//! The gates at which the process is held are those of `run.rs`, in its order: the first three in the image that ends, the
-//! other two in the one that begins.
+//! The gates at which the process is held are those of `run.rs`, in its order: the first three in the image
+//! that ends, the other two in the one that begins.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +17,7 @@ use crate::setup::{NODE, PATIENCE, Setup, faulty, payload, plain};
 
 const GATES: [&str; 5] = ["exec-decided", "exec-blocked", "exec-recorded", "exec-begun", "exec-claimed"];
 
-/// A payload that can be told from the others by its `maxPods`.
+/// A payload that its `maxPods` distinguishes from the others.
 fn numbered(number: u64) -> String {
     payload(600, 0, &format!("maxPods: {number}\n"))
 }
@@ -154,7 +154,7 @@ fn kill_at_any_moment_of_a_replacement_loses_nothing() {
         push_and_hold(&setup, gate, number);
         let before = babysitter(&setup).state();
         babysitter(&setup).signal(Signal::SIGKILL);
-        // not before it is dead, or it would go on for a moment
+        // the gate opens only when the process is dead, or it would run for a moment more
         babysitter(&setup).wait_ends(before.ends.len() + 1, PATIENCE).unwrap();
         open(&setup, gate);
         setup.ready_in_run(before.runs + 1);
@@ -180,7 +180,8 @@ fn push_at_any_moment_of_a_replacement_is_followed() {
 /// Another file with the same content in the program's place, as a package manager puts it there.
 fn install(program: &Path) {
     let fresh = program.with_extension("new");
-    // by another process: a copy of ours would be busy while a child of another test has inherited its descriptor
+    // by another process: a copy of ours would be busy while a child of another test has inherited its
+    // descriptor
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_kedge")).arg(&fresh).status().unwrap();
     assert!(copied.success());
     std::fs::rename(fresh, program).unwrap();

@@ -43,7 +43,8 @@ fn quick(mut options: AgentOptions) -> AgentOptions {
 
 /// A payload with these trial rules.
 pub(crate) fn payload(trial_secs: u64, threshold: u32, fields: &str) -> String {
-    // what waits for a fallback to be unmixed with what ran before waits a minute, and not six
+    // a period of a second, so that a test which waits until a fallback's outcome is its own, unmixed with
+    // the config before it, waits a minute and not six
     let terms = format!("configTrialDuration: {trial_secs}s\ncrashLoopThreshold: {threshold}\n");
     format!("{HEADER}{terms}evictionPressureTransitionPeriod: 1s\n{fields}")
 }
@@ -88,8 +89,8 @@ impl Setup {
         }
     }
 
-    /// Waits for exactly these words of the condition: from the process that runs now, and then through the API, which may
-    /// still show what an earlier process reported.
+    /// Waits for exactly these words of the condition: from the process that runs now, and then through the
+    /// API, which may still show what an earlier process reported.
     #[track_caller]
     pub(crate) fn config_ok(&self, status: &str, message: &str, reason: &str) {
         let expected = (status, message, reason);

@@ -1,9 +1,10 @@
 //! A disk that does not answer silences no node: not while the agent runs, not after it was killed.
 //!
-//! The disk is a real ext4 in a file, frozen by `fsfreeze`: whoever writes there waits in the kernel and cannot be killed, not
-//! by SIGKILL either. A thread that only sleeps is easier on the agent, so it stands in only where nothing may be mounted.
-//! Needs root. The agent's limit for its disk is two seconds here instead of two minutes; with `KEDGE_CRASH_FULL=1` it is
-//! the real one, for ten minutes.
+//! The disk is a real ext4 in a file, frozen by `fsfreeze`: whoever writes there waits in the kernel and
+//! cannot be killed, not by SIGKILL either. A thread that only sleeps is easier on the agent, so a sleeping
+//! thread replaces the frozen disk only where mounting is not permitted. Needs root. The agent's limit for
+//! its disk is two seconds here instead of two minutes; with `KEDGE_CRASH_FULL=1` it is the real one, for ten
+//! minutes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -87,7 +88,8 @@ fn babysitter(setup: &Setup) -> &Babysitter {
     setup.agent().babysitter()
 }
 
-/// Freezes the disk and pushes a configuration: writing its checkpoint is what hangs. Waits until the API shows the stall.
+/// Freezes the disk and pushes a configuration: writing its checkpoint is what hangs. Waits until the API
+/// shows the stall.
 #[track_caller]
 fn freeze(setup: &Setup, disk: &Disk) -> String {
     disk.freeze();
@@ -167,7 +169,8 @@ fn agent_killed_on_a_frozen_disk_is_followed_by_another() {
                 && world.condition(NODE, "ConfigOK").is_some_and(|(status, ..)| status == "Unknown")
         });
     }
-    // one that cannot end, one that runs, and one that waits to copy the record of an end to the disk: no more come
+    // one that cannot end, one that runs, and one that waits to copy the record of an end to the disk: no
+    // more come
     assert_eq!(babysitter(&setup).state().stuck, 1, "{}", setup.agent().log_text());
     assert!(processes(&setup) <= 3, "{} processes", processes(&setup));
     shows_stall(&setup, "True");
@@ -186,7 +189,8 @@ fn stop_does_not_wait_for_a_frozen_disk() {
     babysitter(&setup).stop_and_wait(PATIENCE).unwrap();
     let log = setup.agent().log_text();
     assert!(log.contains("exiting: asked to stop by SIGTERM, not waiting for a disk"), "{log}");
-    // its last write still waits in the kernel, and may yet change the records: the next agent only reads them
+    // its last write still waits in the kernel, and may yet change the records: the next agent only reads
+    // them
     babysitter(&setup).start_again();
     babysitter(&setup).wait_ready(PATIENCE).unwrap();
     let log = setup.agent().log_text();
@@ -197,7 +201,8 @@ fn stop_does_not_wait_for_a_frozen_disk() {
     drop(disk);
 }
 
-/// As under Docker, where nothing records the end of a process; and the stop comes before the guard finds the stall.
+/// As under Docker, where nothing records the end of a process; and the stop comes before the guard finds the
+/// stall.
 #[test]
 fn stop_during_a_stall_is_no_crash_without_a_record() {
     let setup = Setup::new("stall-stop", AgentOptions { records_ends: false, ..faulty() });
@@ -219,7 +224,8 @@ fn stop_during_a_stall_is_no_crash_without_a_record() {
     setup.runs(&next);
 }
 
-/// Where nothing may be mounted, a thread that sleeps for ever: as on a disk, no ping is withheld and no process ended for it.
+/// Where nothing may be mounted, a thread that sleeps for ever: as on a disk, no ping is withheld and no
+/// process ended for it.
 #[test]
 fn hanging_disk_loop_keeps_the_process_and_its_lease() {
     let setup = Setup::new("hanging", AgentOptions { watchdog: Duration::from_secs(3), ..faulty() });
@@ -239,13 +245,15 @@ fn hanging_disk_loop_keeps_the_process_and_its_lease() {
     assert_eq!((setup.counted_startups(), setup.counted_cuts()), (0, 0));
 }
 
-/// What a configuration names may lie on a network whose server is away. A gate stands in for that; the runtime need not work for it.
+/// The paths in a configuration may be on a network mount whose server is away. A gate stands in for the
+/// mount; the runtime need not work for it.
 #[test]
 fn static_pods_that_hang_hold_up_no_record() {
     let mut cluster = Cluster::start("static-hang").unwrap();
     let options = AgentOptions { crun: Some("/bin/false".into()), ..faulty() };
     let agent = cluster.add(NODE, options).unwrap();
-    // that it is not Ready is known of the node before anything is pushed, so no configuration is blamed for it
+    // that it is not Ready is known of the node before anything is pushed, so no configuration is blamed for
+    // it
     let terms = format!("{HEADER}configTrialDuration: 1s\nevictionPressureTransitionPeriod: 1s\n");
     agent.write_drop_in("10-terms.conf", &terms).unwrap();
     agent.start().unwrap();

@@ -1,5 +1,5 @@
-//! What a node learns from the answers to its renewals: that a watch went deaf, and, without watches, each change. And that watches
-//! which show everything are left alone.
+//! What a node learns from the answers to its renewals: that a watch went deaf, and, without watches, each
+//! change. Watches that show everything are left alone.
 
 use kedge_rig::link::Link;
 
@@ -89,7 +89,7 @@ fn stop_of_the_hub_and_a_bound_pod_lead_to_no_list() {
     let pod = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
         "spec": {"nodeName": "edge-1", "containers": [{"name": "c", "image": "i"}]}}"#;
     setup.cluster.kubectl().feed(&["create", "-f", "-"], pod).unwrap();
-    // a second each: a watch that had not come to the pod's change would be taken for deaf after five
+    // a second each: a watch that had missed the pod's change would count as deaf after five
     waits_for_renewals(&setup, 8);
     let log = setup.agent().log_text();
     assert!(!log.contains("listing anew"), "{log}");

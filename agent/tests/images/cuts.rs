@@ -1,8 +1,8 @@
-//! The power goes at each flush of an import and of a removal: what a start finds is an image or none, and the next import
-//! succeeds on it.
+//! The power is cut at each flush of an import and of a removal: a start finds either a whole image or
+//! nothing, and the next import succeeds on it.
 //!
-//! An import takes the way of a pull: parts, blobs, layers, records. The rig is `kedge_rig::power_cut`; without what it needs this
-//! is printed and nothing is done, under CI=true it fails.
+//! An import takes the way of a pull: parts, blobs, layers, records. The rig is `kedge_rig::power_cut`;
+//! without what it needs this is printed and nothing is done, under CI=true it fails.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,8 @@ use serde_json::Value;
 use super::archive::{Archive, Image, Packed};
 use super::setup::Node;
 
-/// The journal is committed every second, so that an unsynced write may reach the disk while the test still looks.
+/// The journal is committed every second, so that an unsynced write may reach the disk while the test still
+/// looks.
 const FILE_SYSTEM: FileSystem = FileSystem { options: "commit=1", ..EXT4 };
 const NAME: &str = "localhost/app:v1";
 

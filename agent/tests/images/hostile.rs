@@ -194,7 +194,8 @@ fn directories_that_no_entry_lists_cost_room() {
     refused(&node, small, "more room than it may");
 }
 
-/// A million entries, of which the first half is too much already. They make nothing, so that it costs the limit's time and no disk's.
+/// A million entries, of which the first half is too much already. They make nothing, so that it costs the
+/// limit's time and no disk's.
 pub(crate) fn million() -> Packed {
     let some = Archive::default().file(".wh..wh.x", b"").bytes();
     let member = gzip(&some[..512].repeat(100));
@@ -286,7 +287,8 @@ fn process_that_unpacks_is_set_apart() {
     kedge_rig::scratch::wait_until("it gives up capabilities", std::time::Duration::from_secs(60), || {
         status("CapEff:") != own
     });
-    // chown, dac_override, fowner, fsetid, mknod, setfcap: what making the files of others takes
+    // chown, dac_override, fowner, fsetid, mknod, setfcap: the capabilities that creating other users' files
+    // needs
     for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
         assert_eq!(status(set), "000000008800001b", "{set}");
     }

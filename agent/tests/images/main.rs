@@ -1,5 +1,5 @@
-//! Images, from a registry that misbehaves and from layouts that lie, with the real program: what is pulled and unpacked is
-//! whole, what is not leaves nothing, and the host is never touched.
+//! Images, from a registry that misbehaves and from layouts that lie, with the real program: a pulled and
+//! unpacked image is whole, a failed one leaves nothing, and the host is never touched.
 //!
 //! Unpacking needs root. Without it this is printed and these tests do nothing; under CI=true they fail.
 

@@ -1,4 +1,5 @@
-//! What the pods' actor orders: each `PullImage` is answered once, by upstream's sorts of failure.
+//! The orders of the pods' actor: each `PullImage` is answered once, with one of upstream's reasons for a
+//! failure.
 
 use kedge_core::images::thresholds::Thresholds;
 use std::cell::{Cell, RefCell};
@@ -54,7 +55,7 @@ pub(crate) fn configured(node: &Node, images: &Value, program: &Path) -> (Store,
     (store.clone(), Puller::new(store, options))
 }
 
-/// What an order came to, in short.
+/// The answer to an order, in short.
 pub(crate) fn told(puller: &Puller, image: &str, policy: PullPolicy, secret: &str) -> Vec<String> {
     let order = ImageOrder {
         pod: PodUid::new("7f3c").unwrap(),
@@ -130,7 +131,7 @@ fn each_order_is_answered_once() {
     let refused = told(&puller.until(Cancel::new()), &bad, PullPolicy::Always, &secret);
     assert!(refused.len() == 1 && refused[0].contains("tried 3 times"), "{refused:?}");
 
-    // what the pod's event says of one that is too much
+    // the pod's event says that an image has too many entries
     Image::new(vec![million()]).push(&registry, "team/many", "v1");
     let failed = told(&puller, &name.replace("/app", "/many"), PullPolicy::Always, &secret);
     assert!(
@@ -185,7 +186,7 @@ fn preloaded_image_needs_no_registry() {
     assert_eq!(told(&puller, &name, PullPolicy::Never, "{}"), ["ImageNeverPull"]);
 
     let layouts = node.scratch.join("preloaded");
-    // the first by name is no layout that can be read
+    // the first layout by name is unreadable
     node.scratch.write("preloaded/a/index.json", "{");
     image().write_named_layout(&layouts.join("b"), &name);
     let listed = node.ok(&["ls"]);
@@ -261,7 +262,7 @@ fn cancelled_pull_goes_no_further() {
         assert!(error.to_string().contains("cancelled"), "{error}");
         assert_eq!(steps.get(), 1);
     };
-    // a registry that goes on sending, without TLS
+    // a registry without TLS that does not stop sending
     ends_at(|progress| matches!(progress, Progress::Fetching { size, .. } if *size > 100_000));
     ends_at(|progress| matches!(progress, Progress::Unpacking { .. }));
     assert_eq!(node.names("layers"), [""; 0], "nothing is unpacked for nobody");

@@ -1,4 +1,5 @@
-//! Pulls from a registry that misbehaves: what is whole is taken once, what is cut is continued, what is wrong is refused.
+//! Pulls from a registry that misbehaves: a complete blob is fetched once, an interrupted one is resumed, a
+//! wrong one is refused.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -25,7 +26,8 @@ pub(crate) fn noise(length: usize) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// Two layers, of which the second changes the first; gzip and zstd. Packed once: these tests are not optimized.
+/// Two layers, of which the second changes the first; gzip and zstd. Packed once: these tests are not
+/// optimized.
 pub(crate) fn image() -> &'static Image {
     static IMAGE: LazyLock<Image> = LazyLock::new(make_image);
     &IMAGE
@@ -108,7 +110,7 @@ drwxr-xr-x";
     let tick = fs::metadata(node.layers(&pulled)[0].join("bin/tick")).unwrap();
     assert_eq!(tick.mtime(), 1_700_000_000);
     assert_eq!(node.names("blobs"), [""; 0], "each byte is kept once");
-    // what a layer may set lies on the disk; what overlayfs keeps notes by does not
+    // the disk has the attributes that a layer may set, and not those that overlayfs reserves for itself
     let top = &node.layers(&pulled)[1];
     assert_eq!(attribute(&top.join("etc/noted"), "user.note"), hex(b"line\nline"));
     assert_eq!(attribute(&top.join("bin/capable"), "security.capability"), hex(CAPABILITY));
@@ -121,7 +123,7 @@ drwxr-xr-x";
     assert_eq!(seen, ["/v2/team/app/manifests/v1"], "only the tag is asked for again");
     assert_eq!(node.ok(&["ls"])["images"].as_array().unwrap().len(), 1);
 
-    // a config that went bad is no image's: the next pull brings it
+    // an image with a damaged config counts as absent: the next pull fetches it again
     let config = node.root().join("images/configs").join(node.names("configs").remove(0));
     fs::write(config, "{}").unwrap();
     assert_eq!(node.ok(&["ls"])["images"][0]["ready"], false);
@@ -178,7 +180,7 @@ fn typed(node: &Node, run: &Path, words: &[&str]) -> (bool, String) {
     (output.status.success(), text.concat())
 }
 
-/// It may have been pushed: what the node's pods can pull, an operator can.
+/// The running configuration may have been pushed: an operator can pull whatever the node's pods can pull.
 #[test]
 fn command_takes_the_configuration_that_runs() {
     let Some((node, registry, name)) = setup("pull-running") else { return };
@@ -284,7 +286,8 @@ fn part_that_is_too_long_or_no_file_is_begun_anew() {
     });
 }
 
-/// A pull that was cut off left a part, which is spoilt; the next pull fetches the image, and nothing of the part is left.
+/// A pull that was cut off left a part, which is spoilt; the next pull fetches the image, and nothing of the
+/// part is left.
 fn check_part(name: &str, spoil: impl FnOnce(&Path)) {
     let Some((node, registry, image)) = setup(name) else { return };
     registry.fail(&layer(0), Fault::CutAfter(50_000));
@@ -312,7 +315,7 @@ fn index_gives_the_image_of_this_processor() {
     let index = Image::index(&[(&other, "s390x")]);
     registry.put("team/app/manifests/foreign", INDEX, &index);
     node.fails(&["pull", &name("foreign")], "linux/s390x");
-    // an index that lies: the config knows better
+    // an index with a false platform: the image's config decides
     registry.put("team/app/manifests/lie", INDEX, &Image::index(&[(&other, own_architecture())]));
     node.fails(&["pull", &name("lie")], "the image is for linux/s390x");
 }
@@ -350,7 +353,7 @@ fn credentials_go_to_their_registry_alone() {
     assert_eq!(token.len(), 1, "one token serves the whole pull");
     assert!(token[0].path.contains("scope=repository%3Ateam%2Fapp%3Apull"), "{}", token[0].path);
     node.ok(&["rm", &name]);
-    // a refusal that does not say what is asked for
+    // a refusal that does not name the authentication it wants
     registry.fail(&layer(1), Fault::Status(401));
     node.fails(&["pull", &name], "expected Basic or Bearer");
     node.ok(&["pull", &name]);
@@ -492,7 +495,7 @@ fn shared_layer_goes_with_the_last_image() {
     node.has_nothing();
     node.ok(&["pull", &base_name]);
     assert_eq!(fs::read(&path).unwrap().len(), good.len());
-    // what a pod needs stays
+    // an image that a pod needs stays
     let needed = node.root().join("images/needed.json");
     fs::write(&needed, json!([base_name]).to_string()).unwrap();
     assert_eq!(node.ok(&["prune"])["images"], json!([]));
@@ -633,7 +636,7 @@ fn layer_that_is_mounted_stays_without_its_record() {
     let Some((node, _registry, name)) = setup("mounted") else { return };
     let pulled = node.ok(&["pull", &name])[0].clone();
     let layers = node.layers(&pulled);
-    // flash lost what vouches for the base, and a container goes on
+    // flash lost the record that vouches for the base layer, which a container still uses
     fs::write(layers[0].with_extension("json"), "").unwrap();
     let mounted = |words: &[&str]| beside_a_container(&node, &layers, words);
     let (pruned, errors) = mounted(&["prune"]);
@@ -676,7 +679,8 @@ fn image_without_overlayfs_is_one_directory() {
     assert_eq!(fs::read(whole.join("etc/kept")).unwrap(), b"2");
     assert!(!whole.join("etc/old").exists() && !whole.join("data/a").exists());
 
-    // the node gets overlayfs, and the base by another image: the directory of everything is not taken for the top layer
+    // the node gets overlayfs, and the base by another image: the directory of everything is not taken for
+    // the top layer
     let after = Node::at(&node.scratch.join("upper/root")).unwrap();
     let base_layout = node.scratch.join("base");
     Image::new(image().layers[..1].to_vec()).write_layout(&base_layout);

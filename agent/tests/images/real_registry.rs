@@ -1,9 +1,9 @@
-//! Debian's `docker-registry`, as sites run it: over TLS with an authority of its own, with a password or with tokens, and with what
-//! happens to sites: damaged disks, a registry that is stopped in the midst of a blob, a store of blobs elsewhere, a node's disk that
-//! fills.
+//! Debian's `docker-registry`, as sites run it: over TLS with an authority of its own, with a password or
+//! with tokens, and with what happens to sites: damaged disks, a registry that is stopped in the midst of a
+//! blob, a store of blobs elsewhere, a node's disk that fills.
 //!
-//! A link between node and registry stops the bytes where a test wants it. Without the program this is printed and nothing is done; under
-//! CI=true it fails.
+//! A link between node and registry stops the bytes where a test wants it. Without the program this is
+//! printed and nothing is done; under CI=true it fails.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -336,7 +336,7 @@ fn registry_that_stops_within_a_blob_goes_on_where_it_stopped() {
     let pulled = site.pull(&name);
     let lacking = image().manifest.len() as u64 + length(layer) - have + length(top);
     assert_eq!(pulled["fetchedBytes"], lacking, "no byte is fetched twice");
-    // what TLS and the heads of answers add
+    // TLS and the heads of answers add some bytes
     let came = gate.came() - before;
     assert!((lacking..lacking + 32 * 1024).contains(&came), "{came} bytes came, {lacking} were lacking");
     assert!(site.node.listing(&pulled, "%P").contains("bin/tick"));

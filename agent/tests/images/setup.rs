@@ -66,7 +66,7 @@ impl Node {
         self.command(words).output().unwrap()
     }
 
-    /// What the command printed; it must succeed.
+    /// The command's output; it must succeed.
     #[track_caller]
     pub(crate) fn ok(&self, words: &[&str]) -> Value {
         let output = self.run(words);
@@ -122,7 +122,7 @@ impl Node {
         let mount = self.scratch.join("mount");
         fs::create_dir_all(&mount).unwrap();
         let lower: Vec<String> = layers.iter().rev().map(|path| path.display().to_string()).collect();
-        // one layer alone is no overlay without an upper one
+        // overlayfs refuses a single lower layer without an upper one
         let empty = self.scratch.join("empty");
         fs::create_dir_all(&empty).unwrap();
         let script = format!(
@@ -138,7 +138,7 @@ impl Node {
     }
 }
 
-/// A small disk that others see, too: what runs in it is run by [`SmallDisk::inside`].
+/// A small disk that other processes see, too; [`SmallDisk::inside`] runs programs in it.
 pub(crate) struct SmallDisk {
     holder: Child,
     pub(crate) path: PathBuf,

@@ -1,4 +1,5 @@
-//! Only signed images: what a policy covers is neither unpacked nor used without a signature by one of its keys, wherever it comes from.
+//! Only signed images: an image that a policy covers is neither unpacked nor used without a signature by one
+//! of its keys, wherever it comes from.
 
 use std::fs;
 use std::path::Path;
@@ -64,7 +65,7 @@ fn push(registry: &FakeRegistry, repository: &str, manifest: &BlobDigest, signed
     }
 }
 
-/// What is configured: these rules, and these registries in plain HTTP.
+/// The configuration: these rules, and these registries in plain HTTP.
 fn policy(registries: &[&FakeRegistry], rules: Value) -> Value {
     let names: Vec<String> = registries.iter().map(|registry| registry.name()).collect();
     json!({"insecureRegistries": names, "signaturePolicy": rules})
@@ -121,7 +122,7 @@ fn image_without_a_good_signature_is_not_fetched() {
     assert_eq!(paths(&registry), ["v1"], "what is known as signed is not asked for again");
 }
 
-/// What orders come to under rules.
+/// A puller under these rules.
 fn under(node: &Node, registries: &[&FakeRegistry], rules: Value) -> Puller {
     configured(node, &policy(registries, rules), Path::new(PROGRAM)).1
 }

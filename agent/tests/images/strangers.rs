@@ -1,5 +1,5 @@
-//! Registries as a stranger would write one who wants to hold up, fill or mislead the node: each pull ends soon, by a clear error, and
-//! leaves nothing. What goes wrong by chance is in `pull`.
+//! Hostile registries that want to hold up, fill or mislead the node: each pull ends soon, by a clear error,
+//! and leaves nothing. Accidental failures are tested in `pull`.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use super::setup::Node;
 /// Longer than any of the pulls here may take: the longest limit that they meet is 30 s.
 const SOON: Duration = Duration::from_secs(90);
 
-/// What it does with a connection, once the request for this path was read.
+/// The registry's behaviour on a connection, once it has read the request for this path.
 type Answer = dyn Fn(&str, &mut TcpStream) -> std::io::Result<()> + Send + Sync;
 
 fn serve(answer: impl Fn(&str, &mut TcpStream) -> std::io::Result<()> + Send + Sync + 'static) -> SocketAddr {

@@ -1,8 +1,8 @@
 //! An HTTPS server for the network tests: real sockets, real TLS, and every misbehaviour a test asks for.
 //!
-//! Owns a certificate authority, servers on loopback with a script per request, an HTTP proxy, and the folder in which
-//! a test's kubeconfig lies. It counts connections, resumed handshakes and bytes, so tests can check what went over
-//! the wire and not only what came out. Threads end with their connections.
+//! Owns a certificate authority, servers on loopback with a script per request, an HTTP proxy, and the folder
+//! of a test's kubeconfig. It counts connections, resumed handshakes and bytes, so tests can check what went
+//! over the wire and not only what came out. Threads end with their connections.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part of this")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
@@ -101,7 +101,7 @@ impl Heard {
 
 pub type Stream = StreamOwned<ServerConnection, Counting>;
 
-/// What the server does about a request.
+/// The server's reaction to a request.
 pub enum Reply {
     /// An answer with a Content-Length.
     Answer(u16, String),
@@ -164,7 +164,7 @@ pub fn event(kind: &str, name: &str, version: &str) -> String {
     )
 }
 
-/// What a server saw.
+/// The server's counters.
 #[derive(Default)]
 pub struct Counts {
     pub connections: AtomicU64,
@@ -383,7 +383,7 @@ fn hear(stream: &mut Stream) -> Option<Heard> {
     Some(heard)
 }
 
-/// A proxy that opens tunnels to `target`, whatever name it is asked for, if `allow` says so.
+/// A proxy that opens tunnels to `target`, whatever name a client requests, if `allow` permits it.
 pub struct Proxy {
     pub address: SocketAddr,
     /// Heads of the requests it got.
@@ -423,7 +423,7 @@ impl Proxy {
     }
 }
 
-/// What a test's kubeconfig says.
+/// The content of a test's kubeconfig.
 pub struct KubeconfigText<'a> {
     pub server: String,
     pub roots: &'a Authority,

@@ -12,8 +12,8 @@ const MACHINE: &str = "KEDGE_TEST_MACHINE";
 const LIVES: usize = 20;
 const SCRIPT: &str = "echo begin; mkfifo /go; exec 3<>/go; i=0; while read x <&3; do i=$((i+1)); echo $i; [ $i -lt 20 ] || exit 7; done";
 
-/// Not a test of its own: the process that is killed. It brings its container to run, whatever it finds, and prints a line after
-/// each step.
+/// Not a test of its own: the process that is killed. It brings its container to run, whatever it finds, and
+/// prints a line after each step.
 #[test]
 fn agent_process() {
     let Some(scratch) = std::env::var_os(MACHINE) else { return };
@@ -119,7 +119,8 @@ fn container_ends_while_no_agent_lives() {
     });
 }
 
-/// KiB that a process has written to, but for those of files: a debug build has nearly a mebibyte of relocations, the static one none.
+/// KiB that a process has written to, but for those of files: a debug build has nearly a mebibyte of
+/// relocations, the static one none.
 fn written_kib(pid: i64) -> u64 {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let (mut sum, mut is_of_file) = (0, false);
@@ -135,7 +136,7 @@ fn written_kib(pid: i64) -> u64 {
     sum
 }
 
-/// What a shim costs beside another one: memory that no other process shares.
+/// The cost of a second shim: memory that no other process shares.
 #[test]
 fn shim_has_little_memory_of_its_own() {
     isolated("adoption::shim_has_little_memory_of_its_own", || {

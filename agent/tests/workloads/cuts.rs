@@ -1,14 +1,17 @@
-//! Power cuts at every flush of the life of pods, with the real agent, crun and a real file system: bound, started, ended and started
-//! again, done, deleted, replaced by another of the same name; its ConfigMap edited.
+//! Power cuts at every flush of the life of pods, with the real agent, crun and a real file system: bound,
+//! started, ended and started again, done, deleted, replaced by another of the same name; its ConfigMap
+//! edited.
 //!
-//! The node's root directory and its containers' logs lie on a disk whose every write is logged. It is rebuilt as a cut at each flush could
-//! have left it, and the agent is started on each as another boot, first without an API server. Always holds: a pod that had run runs
-//! again, once; a pod that was done or gone does not; a pod whose binding was under way runs, or is not known; a ConfigMap is seen as it
-//! was before an edit or after it, and as after it where a container had seen that; no record is half written. Of some disks the agent
-//! then meets the API server as it was at the end, and comes to what that wants. The checker is checked: an agent whose directories are
-//! not synced must be caught.
+//! The node's root directory and its containers' logs lie on a disk whose every write is logged. It is
+//! rebuilt as a cut at each flush could have left it, and the agent is started on each as another boot, first
+//! without an API server. Always holds: a pod that had run runs again, once; a pod that was done or gone does
+//! not; a pod whose binding was under way runs, or is not known; a ConfigMap is seen as it was before an edit
+//! or after it, and as after it where a container had seen that; no record is half written. On some disks the
+//! agent then meets the API server in its final state, and must reach that state. The checker is checked: an
+//! agent whose directories are not synced must be caught.
 //!
-//! `KEDGE_CRASH_FULL=1` checks more of what a flush that was under way can leave. Each boot has namespaces of its own, which end with it.
+//! `KEDGE_CRASH_FULL=1` checks more of what a flush that was under way can leave. Each boot has namespaces of
+//! its own, which end with it.
 
 use crate::killed_agents::pids;
 use crate::pods::{NODE, Setup};
@@ -35,7 +38,7 @@ use std::sync::OnceLock;
 const DISK: FileSystem = FileSystem { mib: 32, ..STATE_PARTITION };
 /// Where containers' logs are on the disk.
 const LOGS: &str = "pod-logs";
-/// What the Secret that may not lie on the disk holds.
+/// The content of the Secret that must never be on the disk.
 const NEVER_ON_DISK: &str = "a-word-for-memory-only";
 /// Of so many disks one meets the API server, too.
 const WITH_SERVER: usize = 8;
@@ -55,7 +58,7 @@ const JOB: Mark = "job";
 /// Its Secret may not lie on the disk.
 const PRIVATE: Mark = "private";
 
-/// When what became of a pod was asked for and seen, by the length of the log.
+/// When each change of a pod was requested and seen, by the length of the log.
 #[derive(Debug, Default)]
 struct Moments {
     uid: String,
@@ -71,7 +74,7 @@ struct Moments {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expect {
     Runs,
-    /// If it is known, and all that it refers to, it comes to run, unless it ends.
+    /// If the node knows it, and everything that it refers to, it starts running, unless it ends.
     MayRun,
     RunsNot,
 }
@@ -96,7 +99,7 @@ impl Story {
         }
     }
 
-    /// What the pod of this mark may write when it starts on a disk of this moment.
+    /// The lines that the pod of this mark may write when it starts on a disk of this moment.
     fn lines_of(&self, mark: Mark, at: u64) -> Vec<String> {
         let before = self.edited.is_none_or(|edited| at < edited).then_some("edited 1 1");
         match mark {
@@ -263,7 +266,7 @@ pub(crate) fn is_ready(status: &Value) -> bool {
     status["containerStatuses"][0]["ready"] == true
 }
 
-/// What a boot on a rebuilt disk needs.
+/// The inputs of a boot on a rebuilt disk.
 struct Boots {
     /// The agent's command line; the control group of its pods is the last word.
     command: Vec<OsString>,
@@ -276,7 +279,8 @@ struct Boots {
     hub_address: String,
 }
 
-/// `$1`: a directory of this boot alone. Then the places of the disk, of `/run` and of the pods' files; then the command.
+/// `$1`: a directory of this boot alone. Then the places of the disk, of `/run` and of the pods' files; then
+/// the command.
 const BOOT: &str = r#"umask 077
 ip link set lo up
 mount --bind "$1/boot_id" /proc/sys/kernel/random/boot_id
@@ -376,7 +380,8 @@ impl Boots {
     }
 }
 
-/// Each file below has the form that its name stands for, and none holds what may not lie there.
+/// Checks that each file below has the form that its name promises, and that none contains the Secret that
+/// must not be on disk.
 fn no_half_file(root: &Path) -> Result<(), String> {
     const FOLDERS: [&str; 5] = ["pods/desired", "pods/objects", "images", "images/records", "images/configs"];
     let names = |folder: &str| fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
@@ -420,7 +425,7 @@ impl Booted {
         fs::read_to_string(self.directory.join("agent.log")).unwrap_or_default()
     }
 
-    /// What pods wrote since the boot.
+    /// The lines that pods wrote since the boot.
     fn lines(&self) -> Vec<String> {
         let text = fs::read_to_string(self.directory.join("shared/ran")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
@@ -447,7 +452,7 @@ impl Booted {
         ["words", "keys", "pair"].iter().all(|name| names.contains(&json!(name)))
     }
 
-    /// Without an API server: waits until it has come to what the disk says, and judges that.
+    /// Without an API server: waits until the agent's pods match the disk, and judges them.
     fn judge_alone(&self, story: &Story, at: u64) -> Result<(), String> {
         let mut last = String::new();
         let settled = poll(LIMIT, || {
@@ -511,7 +516,7 @@ impl Booted {
         Ok(())
     }
 
-    /// With the API server of the end of the run: comes to what that wants.
+    /// With the API server of the end of the run: waits until the agent's pods match that server's.
     fn judge_with_server(&self, story: &Story, at: u64) -> Result<(), String> {
         let wanted = [ANCHOR, EDITED, JOB, PRIVATE];
         let mut seen = None;

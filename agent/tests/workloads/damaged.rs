@@ -1,10 +1,10 @@
-//! Damaged state of pods and images: each file and directory of it spoilt as a failing disk, an operator or another version would, with the
-//! real agent and crun.
+//! Damaged state of pods and images: each file and directory of it spoilt as a failing disk, an operator or
+//! another version would, with the real agent and crun.
 //!
-//! Always holds, whatever was spoilt: the agent starts and says what it cannot use; a pod's record that cannot be used is kept aside;
-//! containers that run go on, or end once and begin anew where nobody could say how they are; nothing runs twice; what the API server
-//! knows too comes back from there; a list that could not be read ends no pod; everything is as before in the end, without a hand on the
-//! disk.
+//! Always holds, whatever was damaged: the agent starts and logs what it cannot use; an unusable pod record
+//! is kept aside; running containers continue, or end once and are started anew where their state cannot be
+//! known; nothing runs twice; objects that the API server has come back from there; a list that could not be
+//! read ends no pod; in the end everything is as before, without a manual repair.
 //!
 //! `KEDGE_CRASH_FULL=1` spoils each file in every way.
 
@@ -136,7 +136,7 @@ impl Node {
         self.pod(WEB)["metadata"]["uid"].as_str().unwrap().to_owned()
     }
 
-    /// What the agent knows of it.
+    /// The agent's record of this pod, as `kedge pods` prints it.
     fn known(&self, name: &str) -> Value {
         let pods = self.setup.cluster.agent(NODE).kedge_json(&["pods"]).unwrap_or_default();
         let pods = pods["pods"].as_array().cloned().unwrap_or_default();
@@ -163,7 +163,7 @@ impl Node {
         self.setup.cluster.agent_mut(NODE).start().unwrap();
     }
 
-    /// What the agent wrote since it was stopped last.
+    /// The agent's log since its last stop.
     fn log(&self) -> String {
         self.setup.cluster.agent(NODE).log_text()[self.read..].to_owned()
     }
@@ -173,7 +173,7 @@ impl Node {
         self.setup.shows(&format!("{what}: {said:?} in the log"), || self.log().contains(said));
     }
 
-    /// Spoils a file between two agents. Both pods go on, and it is as before in the end.
+    /// Spoils a file between two agents. Both pods keep running, and everything is as before in the end.
     #[track_caller]
     fn check_goes_on(&mut self, file: &str, spoilt: Spoilt, said: &str) {
         let what = format!("{file}, {spoilt:?}");
@@ -296,7 +296,8 @@ fn unreadable_record_of_a_pod_ends_nothing() {
     });
 }
 
-/// Nothing but its record says how it ended, and twice is better than never: it runs again, once for each time.
+/// Nothing but its record says how it ended, and twice is better than never: it runs again, once for each
+/// time.
 #[test]
 fn unreadable_record_of_a_finished_static_pod_runs_it_once_more() {
     isolated_network("damaged::unreadable_record_of_a_finished_static_pod_runs_it_once_more", || {
@@ -362,7 +363,8 @@ fn unreadable_state_of_images_ends_nothing() {
                 });
             }
         }
-        // what a container has mounted is not made anew under it; after it the image is, and the next ones run
+        // a layer that a container has mounted is not made anew under it; once the container has ended, the
+        // image is unpacked again, and the next containers run
         node.check_goes_on(&layer, Spoilt::By(Damage::Noise), "");
         let (code, _, why) = node.import(&layout);
         assert!(code != 0 && why.contains("its record is lost, and a container uses it"), "{why}");
@@ -433,7 +435,8 @@ fn lost_images_are_imported_again() {
     });
 }
 
-/// What is volatile, spoilt while no agent lives: a container of which nobody could say how it is ends, once, and another begins.
+/// Volatile records, damaged while no agent lives: a container whose state cannot be known ends, once, and
+/// another is started.
 #[test]
 fn unreadable_records_of_containers_end_them_once() {
     isolated_network("damaged::unreadable_records_of_containers_end_them_once", || {
@@ -453,7 +456,8 @@ fn unreadable_records_of_containers_end_them_once() {
                 node.stop();
                 spoilt.apply(&run.join(format!("c/main-{attempt}")).join(file));
                 node.start();
-                // what the API server shows may be older, and the process notes its start a moment after it is there
+                // the API server may show an older state, and the process logs its start a moment after it
+                // appears
                 node.setup.shows(&format!("{what}: another container"), || {
                     node.runs(WEB) && pids(WEB) != before && node.starts(WEB) > 1 + attempt
                 });
@@ -482,7 +486,7 @@ fn unreadable_records_of_containers_end_them_once() {
             let last = node.pod(WEB)["status"]["containerStatuses"][0]["lastState"]["terminated"].clone();
             assert_eq!(last["exitCode"], 137, "{what}: {last}");
         }
-        // what is not needed to know how it is
+        // files without which the container's state can still be known
         for file in
             [format!("c/main-{attempt}/shim.json"), format!("c/main-{attempt}/lock"), "order.json".into()]
         {
@@ -575,8 +579,8 @@ fn container_of_another_protocol_begins_anew_and_says_so() {
 /// A pod whose container writes a number after the other.
 const TALKS: &str = "talks";
 
-/// The log of a container, spoilt between two lives of the agent and while one lives: the container goes on, and what it writes then
-/// can be read.
+/// The log of a container, damaged between two lives of the agent and during one: the container keeps
+/// running, and its later output can be read.
 #[test]
 fn container_logs_are_written_again_whatever_befell_them() {
     isolated_network("damaged::container_logs_are_written_again_whatever_befell_them", || {
@@ -601,7 +605,7 @@ fn container_logs_are_written_again_whatever_befell_them() {
             ("0.log", Damage::FullDirectory),
             ("0.log", Damage::LinkToPasswd),
             ("0.log.1", Damage::FullDirectory),
-            // nobody reads it: who opens it to write waits for ever
+            // nobody reads the pipe, so a program that opens it for writing waits for ever
             ("0.log", Damage::Fifo),
             ("0.log.1", Damage::Fifo),
             ("0.log", Damage::LinkToZero),
@@ -644,7 +648,8 @@ fn container_logs_are_written_again_whatever_befell_them() {
             read.is_err_and(|error| error.to_string().contains("0.log: not a regular file"))
         });
 
-        // a log that cannot be made: its container waits and says why, the others go on, and it runs once there is room for it
+        // a log that cannot be created: its container waits and says why, the others keep running, and it
+        // runs once its log can be created
         let before = (pids(WEB), pids(STILL));
         fs::remove_dir_all(&directory).unwrap();
         fs::write(&directory, "not a directory").unwrap();

@@ -1,5 +1,5 @@
-//! A path that a pod names on a server that stops answering, with a real hub, a real agent and crun: what of it hangs, and that nothing
-//! else does.
+//! A pod's path on a server that stops answering, with a real hub, a real agent and crun: which parts of the
+//! pod hang, and that nothing else does.
 
 use crate::pods::{NODE, Setup};
 use crate::setup::{LIMIT, isolated, isolated_network};
@@ -114,7 +114,7 @@ fn dead_host_path_holds_up_its_own_pod_only() {
         });
         assert_eq!(stuck("look"), 1);
 
-        // a push is adopted in place, and the heartbeat goes on
+        // a pushed config is adopted in place, and the heartbeat continues
         let before = setup.cluster.agent(NODE).babysitter().state();
         let uid = setup.push("edge-next");
         let runs = format!("using current (UID: {uid})");
@@ -180,7 +180,8 @@ fn dead_path_in_a_container_holds_up_one_probe() {
     });
 }
 
-/// As an administrator may mount it there: whoever looks at it hangs, and with it the process at its next end.
+/// As an administrator may mount it there: whoever looks at it hangs, and with it the process at its next
+/// end.
 #[test]
 fn dead_mount_in_a_tree_is_not_looked_at() {
     isolated("dead_paths::dead_mount_in_a_tree_is_not_looked_at", || {

@@ -42,7 +42,7 @@ fn stop_gives_grace_then_kills() {
         runtime.workloads.stop_container(&stubborn.id, 15, Duration::from_millis(200)).unwrap();
         let exit = runtime.await_end(&stubborn.id);
         assert_eq!((exit.exit_code, exit.signal, exit.oom_killed), (137, Some(9), false));
-        // what has ended answers again, and is not started again
+        // a container that has ended reports its end again, and is not started again
         runtime.workloads.start_container(&stubborn.id).unwrap();
         assert_eq!(runtime.await_end(&stubborn.id), exit);
         runtime.clean_up(&[polite.id, stubborn.id]);
@@ -77,7 +77,7 @@ fn end_for_want_of_memory_is_told_from_a_kill() {
             "{:?}",
             machine.logged(&hungry.id)
         );
-        // a helper runs out of memory, the first process goes on and gives up by itself
+        // a helper runs out of memory; the first process survives it and then exits by itself
         let mut parent = wanted("parent", "dd if=/dev/zero of=/dev/null bs=100M count=1; echo $?; exit 4");
         parent.memory = Some(16 << 20);
         let exit = runtime.run_to_end(&parent);

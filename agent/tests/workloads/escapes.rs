@@ -1,7 +1,8 @@
-//! Ways out of a container, tried from inside with the real crun and kernel: with what a pod has that says nothing, with the restricted
-//! profile, and, to see that the tries are tries, as a privileged container.
+//! Ways out of a container, tried from inside with the real crun and kernel: with what a pod has that says
+//! nothing, with the restricted profile, and, to see that the tries are tries, as a privileged container.
 //!
-//! The program is Debian's perl, which makes any system call by its number. No try changes anything of the machine if it succeeds.
+//! The program is Debian's perl, which makes any system call by its number. No try changes anything of the
+//! machine if it succeeds.
 
 use crate::setup::{Machine, Wanted, add_program, isolated, wanted};
 use kedge_core::pods::{Seccomp, Security};
@@ -14,7 +15,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What containerd leaves to a container that says nothing.
+/// The capabilities that containerd gives to a container that requests none.
 const USUAL: [&str; 14] = [
     "AUDIT_WRITE",
     "CHOWN",
@@ -40,7 +41,7 @@ const CALLS: &str = "40 33 97 265 105 0 280 219 217 425 142 268 41 117 282 430 3
 const NAMES: &str = "mount mknod unshare open_by_handle_at init_module iopl bpf keyctl add_key io_uring_setup reboot setns \
     pivot_root ptrace userfaultfd fsopen umount2";
 
-/// Each line: what was tried, and the number of the error, or `done`.
+/// Each line of its output: the attempt, and the number of the error, or `done`.
 const SCRIPT: &str = r#"
 $| = 1;
 @n{split " ", "NAMES"} = split " ", "CALLS";
@@ -135,7 +136,8 @@ fn assert_refused(found: &BTreeMap<String, String>, but: &[&str]) {
 fn container_that_says_nothing_stays_inside() {
     isolated("escapes::container_that_says_nothing_stays_inside", || {
         let found = tries(Security { capabilities: named(&USUAL), ..Security::default() }, "");
-        // what Kubernetes' default, no filter of calls, leaves: namespaces of users, keys of its own, rings
+        // without a seccomp profile, Kubernetes' default, these stay allowed: user namespaces, keys of its
+        // own, rings
         let left = ["unshare:user", "keyctl", "add_key", "io_uring_setup", "userfaultfd"];
         assert_refused(&found, &left);
         for (what, errno) in [
@@ -205,7 +207,7 @@ fn privileged_container_succeeds_where_others_fail() {
     });
 }
 
-/// Those that this test itself has: what it lacks it cannot give.
+/// The capabilities that this test itself has: it cannot give others.
 fn kedge_capabilities() -> Vec<String> {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("CapBnd:\t")).unwrap();
@@ -252,7 +254,8 @@ fn link_swapped_under_a_sub_path_leads_nowhere() {
                 }
             });
             let target = machine.scratch.join("target");
-            // on a busy machine the other thread may be stopped for all of 300 tries while the link is in place
+            // on a busy machine the other thread may be stopped for all of 300 tries while the link is in
+            // place
             while !left && (tries < 300 || inside == 0 && tries < 30_000) {
                 tries += 1;
                 inside += u32::from(bind_below(&volume, Path::new("inner/deeper"), &target).is_ok());
@@ -280,7 +283,7 @@ fn device_is_usable_by_who_was_given_it() {
         let mut given = wanted("given", script);
         given.security.capabilities = named(&["SYSLOG"]);
         given.devices = vec![own];
-        // who makes the node itself may not open it
+        // a container that makes the device node itself may not open it
         let mut other =
             wanted("other", &format!("perl -e 'syscall(133, $p = \"/dev/own\", 8630, 267)'; {script}"));
         other.security.capabilities = named(&["SYSLOG", "MKNOD"]);

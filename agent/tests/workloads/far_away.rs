@@ -83,11 +83,13 @@ fn on_a_line(round_trip: Duration) -> (Setup, LossyLine) {
     (setup, line)
 }
 
-/// The node dials (TCP, TLS, the call), and the program is started on the way back; its streams and its end are a last one.
+/// The node dials (TCP, TLS, the call), and the program is started on the way back; its streams and its end
+/// are a last one.
 #[test]
 fn exec_on_a_long_line_takes_six_round_trips_at_most() {
     isolated("far_away::exec_on_a_long_line_takes_six_round_trips_at_most", || {
-        // long enough that a busy machine's own delays are small beside it: starting a program, with a debug build
+        // long enough that a busy machine's own delays are small beside it: starting a program, with a debug
+        // build
         let round_trip = Duration::from_millis(600);
         let (setup, _line) = on_a_line(round_trip);
         let run = |line: &[&str]| {
@@ -160,8 +162,8 @@ fn echoes(mut stream: TcpStream) {
     assert!(heard == sent, "{} of {} bytes", heard.len(), sent.len());
 }
 
-/// The node finds out by its next renewal, which nobody acknowledges, and makes that one and everything else anew: nothing waits for
-/// a further renewal, as it would for what only the answer to one names.
+/// The node finds out by its next renewal, which nobody acknowledges, and makes that one and everything else
+/// anew: nothing waits for a further renewal, as it would for what only the answer to one names.
 #[test]
 fn connections_that_a_router_forgot_cost_one_renewal() {
     isolated_network("far_away::connections_that_a_router_forgot_cost_one_renewal", || {
@@ -255,7 +257,7 @@ fn node_behind_two_routers_answers_kubectl() {
         let mut lines = BufReader::new(forwarding.0.stdout.take().unwrap());
         let mut line = String::new();
         lines.read_line(&mut line).unwrap();
-        // it goes on printing
+        // kubectl keeps printing, and would block on a full pipe
         thread::spawn(move || lines.lines().count());
         let port: u16 =
             line["Forwarding from 127.0.0.1:".len()..].split(' ').next().unwrap().parse().unwrap();

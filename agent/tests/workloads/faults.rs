@@ -1,4 +1,4 @@
-//! What fails half way, and what is left of it: nothing.
+//! Steps that fail half way: nothing of them is left.
 
 use crate::setup::{LIMIT, Machine, isolated, kill, processes, wanted};
 use kedge_platform::workloads::{Cgroups, ContainerState, WorkloadError, Workloads};
@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Of a step of crun, which takes some ms: on a machine that starves it the other steps must still be done in time.
+/// Of a step of crun, which takes some ms: on a machine that starves it the other steps must still be done in
+/// time.
 const SHORT: Duration = Duration::from_secs(2);
 const SLEEPER: &str = "while :; do sleep 1000; done";
 
@@ -59,7 +60,8 @@ fn crun_that_does_not_forget_keeps_nothing() {
     });
 }
 
-/// As a disk with errors becomes: what runs is followed, and can be stopped.
+/// The disk becomes read-only, as one with errors does: running containers are still watched, and can be
+/// stopped.
 #[test]
 fn read_only_disk_lets_containers_stop() {
     isolated("faults::read_only_disk_lets_containers_stop", || {

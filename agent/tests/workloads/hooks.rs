@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A program that notes its begin, waits until it may go on, and notes its end.
+/// A program that records its begin, waits until it may end, and records its end.
 fn hook(name: &str) -> Value {
     let script = format!(
         "echo begin >>/shared/{name}; while ! [ -e /shared/{name}-may-end ]; do sleep 0.1; done; echo end >>/shared/{name}"

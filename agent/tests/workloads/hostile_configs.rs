@@ -1,12 +1,13 @@
-//! Images whose configs are nonsense, on a real agent with crun: what is refused says so, at the import or in the pod's status, and what
-//! another runtime would take runs as it would there. A pod beside them goes on.
+//! Images with nonsense configs, on a real agent with crun: a refused one is reported, at the import or in
+//! the pod's status, and one that another runtime would accept runs as it would there. A pod beside them
+//! keeps running.
 
 use crate::hostile_pods::{pod, shows, state};
 use crate::pods::{NODE, Setup, layout_of};
 use crate::setup::isolated_network;
 use serde_json::{Value, json};
 
-/// What becomes of a config.
+/// The outcome of a config.
 enum Then {
     /// It is not imported, for this reason.
     NotTaken(&'static str),
@@ -20,7 +21,7 @@ enum Then {
 
 use Then::{Fails, NotTaken, Runs, Waits};
 
-/// What each of them runs, where it does not say itself.
+/// The command of each of them, unless the case sets its own.
 const SCRIPT: &str = "pwd; echo $(id -u):$(id -g); echo A=$A NOTHING=${NOTHING-unset} PATH=$PATH";
 
 fn cases() -> Vec<(&'static str, Value, Then)> {
@@ -164,7 +165,7 @@ fn nonsense_in_the_config_of_an_image_is_refused_by_name() {
             }
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-        // they go on beside the others, and end as if no signal were named
+        // they run beside the others, and end as if the config had no stop signal
         for name in staying {
             let phase =
                 || kubectl.run(&["get", "pod", &name, "-o", "jsonpath={.status.phase}"]).unwrap_or_default();

@@ -1,6 +1,7 @@
-//! Pods and images that try to get out of their containers, on a real agent: by links in what the agent or crun resolves for them, by
-//! programs of the machine that run inside, by what others do with what they leave behind; and a pod that forks without end beside
-//! one that must go on. What a container's own system calls may do is tried in `escapes`.
+//! Pods and images that try to get out of their containers, on a real agent: by links in paths that the agent
+//! or crun resolves for them, by the machine's programs that run inside, by other programs' use of files that
+//! they leave behind; and a pod that forks without end beside one that must keep running. A container's own
+//! system calls are tested in `escapes`.
 
 use crate::pods::{NODE, Setup, layout_of};
 use crate::setup::{LIMIT, add_program, isolated_network, isolated_network_alone, kill};
@@ -12,7 +13,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// What nobody inside may see or change: the mount namespace of a test has an `/etc` of its own.
+/// Nobody inside may see or change this directory: the mount namespace of a test has an `/etc` of its own.
 const OUTSIDE: &str = "/etc/outside";
 const SECRET: &str = "what the machine keeps to itself";
 /// From the deepest place to above the root.
@@ -40,7 +41,7 @@ fn hostile_image(setup: &mut Setup) {
     let at = setup.cluster.scratch().join("hostile");
     let volumes = json!({"Volumes": {"/straight": {}, "/link/volume": {}, "/up/volume": {}, "/all": {}}});
     let layout = layout_of(&at, &volumes, |image| {
-        // what the links lead to where they are looked up inside
+        // the targets of the links when they are resolved inside the image
         fs::create_dir_all(image.join(OUTSIDE.trim_start_matches('/'))).unwrap();
         symlink(OUTSIDE, image.join("link")).unwrap();
         symlink(format!("{UP}{OUTSIDE}"), image.join("up")).unwrap();
@@ -77,7 +78,7 @@ pub(crate) fn pod(name: &str, container: &Value, spec: &Value) -> Value {
     pod
 }
 
-/// What became of the container: it ended, or waits with an error.
+/// The outcome of the container: its end, or its error while it waits.
 pub(crate) fn state(setup: &Setup, name: &str) -> Option<Value> {
     let pod = setup.cluster.kubectl().json(&["get", "pod", name]).ok()?;
     if pod["status"]["reason"].is_string() {
@@ -151,7 +152,7 @@ fn links_of_an_image_lead_nowhere_outside() {
             assert!(ended(&state, 0) && log.starts_with("/"), "{state} {log}");
             outside.assert_untouched();
         }
-        // what crun or a shim has open is no way out, nor is what the machine's /proc shows
+        // descriptors that crun or a shim has open give no way out, nor do the links in the machine's /proc
         let out = format!("cat {UP}{OUTSIDE}/secret; ls {UP}; readlink /proc/self/cwd; true");
         let open = (3..20)
             .map(|fd| format!("/proc/self/fd/{fd}"))
@@ -164,7 +165,7 @@ fn links_of_an_image_lead_nowhere_outside() {
             outside.assert_untouched();
         }
 
-        // a mount onto a link lies inside
+        // a mount onto a link stays inside
         let volumes = json!({"volumes": [{"name": "data", "emptyDir": {}}]});
         for (name, place) in
             [("mount-link", "/link/data"), ("mount-up", "/up/data"), ("mount-itself", "/link")]
@@ -202,8 +203,8 @@ const DEVICES: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletC
 /// Anything but this, with an error that no kernel gives.
 const NO_MKDIR: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95}]}"#;
 
-/// A device opens where the node's configuration has it and the pod asks for it by name; a node of it alone, made inside or brought by
-/// `hostPath`, opens for nobody who was not given it.
+/// A device opens where the node's configuration has it and the pod asks for it by name; a node of it alone,
+/// made inside or brought by `hostPath`, opens for nobody who was not given it.
 fn devices_are_those_that_are_given(setup: &Setup) {
     let script = |at: &str| {
         json!(["/bin/sh", "-c", format!("dd if={at} of=/dev/null bs=8192 count=1 && echo opened")])
@@ -254,7 +255,8 @@ fn devices_are_those_that_are_given(setup: &Setup) {
     assert_eq!(state["reason"], "UnexpectedAdmissionError", "{state}");
 }
 
-/// A `Localhost` profile, seen from inside: what it forbids fails, all else works; without its file nothing runs.
+/// A `Localhost` profile, seen from inside: the calls that it forbids fail, all else works; without its file
+/// nothing runs.
 fn profile_of_the_node_is_enforced(setup: &Setup) {
     let script = "/bin/busybox mkdir /tmp/made 2>&1; echo x >/tmp/file && cat /tmp/file; /bin/busybox grep Seccomp: /proc/self/status";
     let with = |profile: &str| {
@@ -317,7 +319,8 @@ fn paths_of_volumes_lead_nowhere_outside() {
             outside.assert_untouched();
         }
 
-        // an image as a volume: its links are looked up inside, its devices and set-user-ID programs are none
+        // an image as a volume: its links are resolved inside, its devices and set-user-ID bits have no
+        // effect
         let volumes = json!({"volumes": [{"name": "data", "image": {"reference": "hostile:1"}}]});
         let script = "cat /v/leak; cat /v/up/secret; cat /v/link/secret; busybox dd if=/v/kmsg bs=1 count=1; /v/bin/raised id; \
             /v/bin/busybox id; echo x >/v/made; /bin/busybox stat -c %a /v/bin/raised; true";
@@ -471,7 +474,7 @@ fn fork_bomb_ends_at_its_limit_and_harms_no_other() {
         };
         let agent = || setup.cluster.agent(NODE).babysitter().state();
         let before = (agent().pid, lease());
-        // each process goes on to begin others, also when it could not
+        // each process keeps forking, also after a fork failed
         let bomb = json!({"command": ["/usr/bin/perl", "-e", "while (1) { fork }"],
             "resources": {"limits": {"cpu": "500m"}}});
         kubectl.feed(&["create", "-f", "-"], &pod("bomb", &bomb, &json!({})).to_string()).unwrap();
@@ -508,8 +511,8 @@ fn large_pods_of_one_namespace_hide_no_news_of_others() {
             read.unwrap_or_default()["items"][0]["status"]["phase"].as_str().unwrap_or_default().to_owned()
         };
         setup.shows("the pod Running", || phase("web") == "Running");
-        // 20 MB that no admission takes, before all others in the order of a list; each report about one costs the node 325 of its
-        // 50 requests a second
+        // 20 MB that no admission takes, before all others in the order of a list; each report about one
+        // costs the node 325 of its 50 requests a second
         kubectl.run(&["create", "namespace", "a-hog"]).unwrap();
         for name in (0..16).map(|index| format!("hog-{index}")) {
             let large = json!({"env": [{"name": "LARGE", "value": "x".repeat(1_300_000)}]});
@@ -571,7 +574,7 @@ fn namespaces_of_the_machine_are_shared_where_that_is_asked_for() {
         assert_eq!(shared(&json!({"hostNetwork": true})), ["net", "uts"]);
         assert_eq!(shared(&json!({"hostNetwork": true, "hostPID": true})), ["net", "pid", "uts"]);
         assert_eq!(shared(&json!({"hostNetwork": true, "hostIPC": true})), ["ipc", "net", "uts"]);
-        // what such a pod began ends with it, and nothing else
+        // the processes of such a pod end with it, and no others
         let other = Command::new("sleep").arg("86322").spawn();
         let mut other = other.unwrap();
         let kubectl = setup.cluster.kubectl();
@@ -583,7 +586,8 @@ fn namespaces_of_the_machine_are_shared_where_that_is_asked_for() {
     });
 }
 
-/// Swaps a directory of a volume and links to what lies outside of it, each by one call, until there is a file `stop`; and says how often.
+/// Swaps a directory of a volume with links to targets outside, each by one call, until there is a file
+/// `stop`; then prints how often.
 const SWAPS: &str = r#"
 mkdir "/data/part"; open(my $own, ">", "/data/part/own"); close $own;
 symlink("OUTSIDE", "/data/far"); symlink("UPOUTSIDE", "/data/up");
@@ -643,7 +647,7 @@ fn link_swapped_by_a_container_leads_no_other_outside() {
         let (inside, refused) = (count(&has_ended), count(&is_refused));
         assert!(refused > 0, "it met the directory and the links: {:?}", states());
         kubectl.run(&["exec", "race", "-c", "swapper", "--", "/bin/sh", "-c", "echo >/data/stop"]).unwrap();
-        // what was refused is tried again, with pauses
+        // a refused start is tried again, with pauses
         shows_within(ALL_TRIES, &setup, "all of them, once nothing is swapped", "race", || {
             count(&has_ended) == STARTS
         });
@@ -668,7 +672,8 @@ const KEY_CALLS: [&str; 3] = ["248", "249", "250"];
 #[cfg(not(target_arch = "x86_64"))]
 const KEY_CALLS: [&str; 3] = ["217", "218", "219"];
 
-/// What a program has in its session keyring, and what it gets of another one, that is said in its arguments. No call needs a right.
+/// The keys that a program has in its session keyring, and those that it can reach in another one, whose
+/// numbers are its arguments. No call needs a right.
 const KEYS: &str = r#"
 $| = 1; my $user = "user"; my @names = (NAMES);
 sub keyctl { return syscall(KEYCTL, @_) }
@@ -701,7 +706,8 @@ fn keys(name: &str, names: &[String]) -> String {
         .replace("WAITS", if names.is_empty() { "1" } else { "0" })
 }
 
-/// The keys of the agent and of a container, tried by another container without a profile, and by a program beside both.
+/// The keys of the agent and of a container, tried by another container without a profile, and by a program
+/// beside both.
 #[test]
 fn keys_of_others_are_out_of_reach_without_a_profile() {
     isolated_network("hostile_pods::keys_of_others_are_out_of_reach_without_a_profile", || {
@@ -757,7 +763,8 @@ fn keys_of_others_are_out_of_reach_without_a_profile() {
         let tries = |name: &str| container(keys(name, &names), &others);
         let (state, found) = outcome(&setup, &pod("thief", &tries("thiefs"), &json!({})));
         assert_eq!(state["terminated"]["exitCode"], 0, "{state} {found}");
-        // and programs that are run in containers: they have neither the agent's nor, as by crun, their container's
+        // and programs that are run in containers: they have neither the agent's nor, as by crun, their
+        // container's
         let run = |pod: &str| {
             let command = tries("programs")["command"].take();
             let words: Vec<String> =
@@ -769,7 +776,8 @@ fn keys_of_others_are_out_of_reach_without_a_profile() {
             let mine = ring(&found);
             assert!(mine[0] != owner[0] && mine[0] != agents[0], "{who} has their keyring: {found}");
             assert!(found.contains("own done\n"), "{who} has its own: {found}");
-            // that there is a key is no secret, nor which keys a keyring has, as their numbers: they are those that are tried
+            // that a key exists is not secret, nor are the numbers of a keyring's keys: the program gets them
+            // as arguments
             assert_eq!(found.matches("seen done\n").count(), 2, "{found}");
             let is_fine = |line: &&str| {
                 ["own done", "seen done", "list done", "end"].contains(line)

@@ -1,5 +1,5 @@
-//! A pod asks the API server as its service account: with the address, the authority and the token that it finds in its container, as
-//! client-go does.
+//! A pod asks the API server as its service account: with the address, the authority and the token that it
+//! finds in its container, as client-go does.
 
 use crate::pods::{NODE, REACHED, Setup, layout_with, pids, put_network};
 use crate::setup::{LIMIT, isolated_network, kill};
@@ -23,7 +23,7 @@ fn manifest(host_network: bool) -> String {
          https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT/apis/authentication.k8s.io/v1/selfsubjectreviews; \
          exec sleep 86321"
     );
-    // what an API server adds to each pod
+    // the volume that an API server adds to each pod
     let sources = json!([{"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
         {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}}]);
@@ -62,7 +62,8 @@ fn pod_asks_the_api_as_its_service_account() {
         }
         assert!(!seen[0].starts_with("10.85.") && seen[1].starts_with("10.85."), "{seen:?}");
 
-        // the node reaches it by a tunnel to its loopback: a pod with a network of its own is told, and runs
+        // the node reaches the hub by a tunnel to its loopback, which a pod with a network of its own cannot
+        // use: an Event says so, and the pod runs
         let tunnel = Tunnel::to(setup.cluster.hub().address());
         let agent = setup.cluster.agent(NODE);
         let kubeconfig = fs::read_to_string(agent.kubeconfig()).unwrap();
@@ -147,8 +148,8 @@ fn token_is_whole_while_agents_are_killed_as_they_renew_it() {
             let reader = scope.spawn(|| {
                 let mut seen = BTreeSet::new();
                 while !ends.load(Ordering::Relaxed) {
-                    // one who is on the way through `..data` when it is replaced may find the old set gone, as with upstream's
-                    // layout, and has only to look again
+                    // one who is on the way through `..data` when it is replaced may find the old set gone,
+                    // as with upstream's layout, and has only to look again
                     let read = || fs::read_to_string(format!("{place}/token"));
                     let token = (0..20).find_map(|_| read().ok());
                     let token = token.unwrap_or_else(|| panic!("a pod without a token: {:?}", read()));

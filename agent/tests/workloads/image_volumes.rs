@@ -1,4 +1,5 @@
-//! Volumes that are images, with real mounts and crun: what a container sees of them, and what it may not do.
+//! Volumes that are images, with real mounts and crun: the files that a container sees of them, and the
+//! accesses that are refused.
 
 use crate::messages::{POD, order, run_to_end};
 use crate::network::{Agent, sandbox};

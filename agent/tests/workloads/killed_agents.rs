@@ -1,5 +1,5 @@
-//! An agent that is killed again and again while pods come, run and end: no container is restarted, lost or doubled, and no line of a
-//! log is missing.
+//! An agent that is killed again and again while pods come, run and end: no container is restarted, lost or
+//! doubled, and no line of a log is missing.
 //!
 //! `KEDGE_CRASH_FULL=1` kills it a hundred times.
 
@@ -16,9 +16,11 @@ use std::time::Duration;
 
 /// Pods that write a line every 50 ms, each with its number.
 const COUNTERS: usize = 4;
-/// From the start of an agent to its end: at most this, so that some end before they are ready and some in full work.
+/// From the start of an agent to its end: at most this, so that some end before they are ready and some in
+/// full work.
 const LONGEST_LIFE_MS: usize = 2000;
-/// No trial: what is killed so often would have its pods held, and they should come and go.
+/// No trial: an agent that is killed so often would fail its trial and hold its pods, and here pods should
+/// start and end.
 const NO_TRIAL: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {nodefs.available: 0%, imagefs.available: 0%}\nconfigTrialDuration: 0s\n";
 
 fn pod(name: &str, restart_policy: &str, script: &str, shared: &Path) -> Value {

@@ -1,4 +1,5 @@
-//! Logs of a real container through kubectl, over what interrupts them: rotation, agents that are killed, a reboot.
+//! Logs of a real container through kubectl, over what interrupts them: rotation, agents that are killed, a
+//! reboot.
 
 use crate::pods::{NODE, Setup};
 use crate::setup::isolated_network;

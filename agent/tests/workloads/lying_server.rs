@@ -1,9 +1,10 @@
-//! An API server that lies, and what becomes of the containers of a node that listens to it: the real agent and crun, a server that is a
-//! script.
+//! An API server that lies, and the fate of the containers on a node that listens to it: the real agent and
+//! crun, a server that is a script.
 //!
-//! Always holds: a container ends only because a list that could be read, under the Node that the pod is bound to, lacks its pod, or an
-//! event of a watch says so; whatever else the server answers, the same processes run, each once. Once the server is honest
-//! again the node runs what it says. Nothing grows by lies, and no pod is deleted from the server for them.
+//! Always holds: a container ends only because a list that could be read, under the Node that the pod is
+//! bound to, lacks its pod, or an event of a watch says so; whatever else the server answers, the same
+//! processes run, each once. Once the server is honest again the node runs what it says. Lies make nothing
+//! grow, and the node deletes no pod from the server because of them.
 
 use crate::cuts::stays;
 use crate::killed_agents::pids;
@@ -23,7 +24,7 @@ const PODS: &str = "/api/v1/pods";
 const FIRST: &str = "first";
 const SECOND: &str = "second";
 
-/// What the server holds, and how it lies.
+/// The server's objects, and how it lies.
 struct World {
     node_uid: String,
     pods: BTreeMap<String, Value>,
@@ -37,7 +38,8 @@ struct World {
     forgets: bool,
     /// Watches end where this changes, and the version they began with is too old then.
     generation: u64,
-    /// Lists and watches of pods that were asked for since the latest change, those that were answered with a lie left out.
+    /// Lists and watches of pods that the node requested since the latest change, not counting those that
+    /// were answered with a lie.
     lists: usize,
     watches: usize,
     /// Lists of pods that were answered with a lie since then.
@@ -81,7 +83,7 @@ impl Shared {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes it; watches end, and lists are asked for again.
+    /// Changes the server's state; watches end, and the node requests lists again.
     fn change(&self, change: impl FnOnce(&mut World)) {
         let mut world = self.world();
         change(&mut world);
@@ -145,7 +147,7 @@ impl Shared {
             if let Some(lie) = lie {
                 return lie(&world, body);
             }
-            // news ends the pauses that lies have made longer
+            // an event, because it ends the pauses that lies have made longer
             let metadata = json!({"resourceVersion": (world.version + 1).to_string()});
             body.send(&event("BOOKMARK", &json!({"kind": "Pod", "metadata": metadata})));
             // the client may be gone long before: nobody minds
@@ -173,12 +175,12 @@ fn made_anew(pod: &Value) -> Value {
     pod
 }
 
-/// What the node does about a lie.
+/// The node's reaction to a lie.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Then {
-    /// The same processes go on.
+    /// The same processes keep running.
     GoesOn,
-    /// What the server really said: these end, the others go on.
+    /// The server meant it: these end, the others keep running.
     Ends(&'static [&'static str]),
     /// The first ends, and one of its successor runs.
     Succeeds,
@@ -248,14 +250,15 @@ impl Node {
         [pids(FIRST), pids(SECOND)]
     }
 
-    /// Tells a lie once, looks when the node asks for more, and is honest again. What ends containers it says until they have ended.
+    /// Tells a lie once, looks when the node asks for more, and is honest again. A lie that ends containers
+    /// is repeated until they have ended.
     fn check(&self, what: &str, list: Option<List>, watch: Option<Watch>, then: Then) {
         let before = self.running();
         let least = usize::from(list.is_some());
         self.shared.change(|world| {
             (world.list, world.watch, world.repeats) = (list, watch, then != Then::GoesOn);
         });
-        // what it asks for next it asks for when it is done with the lie
+        // the node's next request shows that it has finished with the lie
         let is_heard = |world: &World| world.lies >= least && world.watch.is_none() && world.watches > 0;
         self.awaits(&format!("{what}: it was heard"), is_heard);
         let ends: &[&str] = match then {
@@ -268,7 +271,7 @@ impl Node {
             let now = self.running();
             names().all(|(at, name)| !ends.contains(&name) || before[at] != now[at])
         });
-        // what ends in turn, once the server is honest again
+        // the pods that end in turn, once the server is honest again
         let mut ending = before.clone();
         if then == Then::Succeeds {
             self.shows(&format!("{what}: its successor"), || {
@@ -323,7 +326,7 @@ impl Node {
         assert!(end.1 <= begin.1 + 1 && end.2 <= begin.2 + 2, "{begin:?} before, {end:?} after");
     }
 
-    /// What time and lies could make grow: files of pods, logs of theirs, and the agent's descriptors.
+    /// Resources that time and lies could make grow: files of pods, their logs, and the agent's descriptors.
     fn sizes(&self) -> (BTreeSet<String>, usize, usize) {
         let names = |path: &Path| -> BTreeSet<String> {
             let entries = fs::read_dir(path).into_iter().flatten().flatten();
@@ -471,7 +474,7 @@ fn lists_that_lie_end_no_container() {
                 }),
             ),
         ];
-        // what there is before the first lie
+        // the files and descriptors before the first lie
         let begin = node.sizes();
         for (what, list) in of_lists {
             node.check(what, list, None, Then::GoesOn);

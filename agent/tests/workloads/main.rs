@@ -1,8 +1,9 @@
-//! Containers of the real crun, kept by real shims (`kedge shim`), on this machine's kernel: what survives, what is known, what is
-//! left behind.
+//! Containers of the real crun, kept by real shims (`kedge shim`), on this machine's kernel: they survive an
+//! agent's restart, their state stays known, and nothing is left behind.
 //!
-//! Each test runs in mount and PID namespaces of its own, so that whatever it leaves goes with it, and control groups of both
-//! versions at once, which crun refuses, become one version. Needs root, Debian's crun and busybox-static (.ci/prepare tests).
+//! Each test runs in mount and PID namespaces of its own, so that whatever it leaves goes with it, and
+//! control groups of both versions at once, which crun refuses, become one version. Needs root, Debian's crun
+//! and busybox-static (.ci/prepare tests).
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says what failed")]
 

@@ -1,4 +1,5 @@
-//! Hundreds of probes at once, of which dozens hang: what they cost the agent, and whether the others' results come.
+//! Hundreds of probes at once, of which dozens hang: their cost to the agent, and whether the others' results
+//! arrive.
 
 use crate::pods::{NODE, Setup};
 use crate::setup::isolated_network;
@@ -16,7 +17,7 @@ const PODS: usize = 15;
 const CONTAINERS: usize = 10;
 /// Pods whose probes hang, all of them: more than there are places for connections.
 const HUNG_PODS: usize = 5;
-/// What starts 150 containers on a busy machine takes its time.
+/// Starting 150 containers on a busy machine takes long.
 const LIMIT: Duration = Duration::from_secs(240);
 /// Threads that the agent may begin for another reason, such as a pull or a look at the disk.
 const OTHER_THREADS: usize = 4;
@@ -56,7 +57,8 @@ impl Answers {
     }
 }
 
-/// A port that takes no connection, and one that takes them and says nothing. They do so until this is dropped.
+/// A port that takes no connection, and one that takes them and says nothing. They do so until this is
+/// dropped.
 struct Silent {
     full: SocketAddr,
     mute: SocketAddr,
@@ -156,7 +158,7 @@ fn hundreds_of_probes_take_no_threads_and_no_turns() {
         let paths = (PODS - HUNG_PODS) * (CONTAINERS / 2 * 3);
         assert!(before.len() >= (PODS - HUNG_PODS) * CONTAINERS, "{} of {paths}", before.len());
 
-        // all go on being asked, each of its own
+        // every probe is still run, each at its own interval
         let mut most = Vec::new();
         wait_until("three more turns of each", LIMIT, || {
             let now = threads(&setup);

@@ -1,4 +1,5 @@
-//! What containers leave to say why they ended, as Kubernetes' conformance tests have it, and against a hostile one.
+//! Messages in which containers say why they ended, as Kubernetes' conformance tests have them, and from a
+//! hostile container.
 
 use crate::network::{Agent, container, sandbox};
 use crate::setup::{LIMIT, Machine, isolated};

@@ -1,7 +1,9 @@
-//! Named pipes in place of the files that a node reads while it runs. Who opens one as a file waits for ever for somebody at its other end.
+//! Named pipes in place of the files that a node reads while it runs. Opening one as if it were a file blocks
+//! for ever, until somebody opens its other end.
 //!
-//! Always holds: the node says what it found, renews its Lease, and runs what does not need the file; once there is a file, it is used.
-//! Logs, records and locks are in `damaged`, termination messages in `messages`, the kubeconfig in `net_agent`.
+//! Always holds: the node says what it found, renews its Lease, and runs what does not need the file; once
+//! there is a file, it is used. Logs, records and locks are in `damaged`, termination messages in `messages`,
+//! the kubeconfig in `net_agent`.
 
 use crate::pods::{NODE, Setup, pids};
 use crate::setup::{LIMIT, isolated_network};

@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the package installs.
+/// The network configuration that the package installs.
 pub(crate) const SHIPPED: &str = include_str!("../../cni/99-kedge.conflist");
 /// Where the process that is killed finds its machine.
 const MACHINE: &str = "KEDGE_TEST_NETWORK";
@@ -311,7 +311,7 @@ fn pods_and_their_node_reach_a_pod_by_udp() {
 fn add_perl_modules(image: &Path) {
     let listed = Command::new("perl").args(["-e", "print join qq(\\n), grep { -d } @INC"]).output().unwrap();
     for directory in String::from_utf8(listed.stdout).unwrap().lines() {
-        // what comes with perl-base is some megabytes; that of packages is not needed
+        // the modules of perl-base are some megabytes; those of other packages are not needed
         if directory.contains("perl-base") {
             let to = image.join(directory.trim_start_matches('/'));
             fs::create_dir_all(to.parent().unwrap()).unwrap();

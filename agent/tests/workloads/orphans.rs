@@ -1,8 +1,10 @@
-//! Pods that an API server left behind, with the real hub, agent and crun: the hub is wiped, so the node's Node has another UID.
+//! Pods that an API server left behind, with the real hub, agent and crun: the hub is wiped, so the node's
+//! Node has another UID.
 //!
-//! Always holds: what the hub before had bound goes on, over agents, shown as orphaned, until the hub that is there now binds a pod of the
-//! same name or controller, an operator releases it on the node, or the Node's annotation does; the next one begins after it has ended.
-//! Under one UID a list without a pod ends it, and one that could not be read ends none.
+//! Always holds: pods that the earlier hub bound keep running, over agents, shown as orphaned, until the
+//! present hub binds a pod of the same name or controller, an operator releases them on the node, or the
+//! Node's annotation does; the next pod starts after the old one has ended. Under one UID a list without a
+//! pod ends it, and one that could not be read ends none.
 
 use crate::killed_agents::pids;
 use crate::pods::{NODE, Setup};
@@ -110,7 +112,7 @@ impl Node {
         self.setup.shows(&format!("the orphans {expect:?}"), || self.orphans() == expect);
     }
 
-    /// What its runs wrote, in order.
+    /// The lines that the pod's runs wrote, in order.
     fn lines(&self, mark: &str) -> Vec<String> {
         let text = fs::read_to_string(self.shared.join("ran")).unwrap_or_default();
         let own = text.lines().filter_map(|line| line.strip_prefix(mark)?.strip_prefix(' '));
@@ -165,7 +167,8 @@ fn orphans_go_on_until_each_is_replaced_or_released() {
         assert_eq!([NAMED, CONTROLLED].map(pids), replaced, "what is not orphaned goes on");
         node.setup.shows("the records of those that are bound", || node.records() == 2);
 
-        // while no agent runs they are deleted: one that cannot read the list ends none, one that reads it ends both
+        // while no agent runs they are deleted: one that cannot read the list ends none, one that reads it
+        // ends both
         node.setup.cluster.agent_mut(NODE).stop().unwrap();
         node.kubectl(&["delete", "daemonset", CONTROLLED, "--cascade=orphan"]);
         node.kubectl(&["delete", "pod", "--all", "--force", "--grace-period=0"]);

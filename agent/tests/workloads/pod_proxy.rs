@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
-/// Answers with the line that it was asked by, and the body.
+/// Answers with the request line and the body.
 const ECHO: &str = r#"#!/bin/sh
 read -r line
 while read -r field && [ "${#field}" -gt 1 ]; do
@@ -26,7 +26,7 @@ while read -r field && [ "${#field}" -gt 1 ]; do :; done
 printf 'HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n'
 exec cat /dev/zero
 "#;
-/// What a file has that is larger than all buffers on its way.
+/// Size of a file that is larger than all buffers on its way.
 const LARGE_BYTES: usize = 8 << 20;
 
 fn pod(name: &str, host_network: bool, script: &str) -> String {
@@ -160,7 +160,7 @@ fn kubectl_reaches_programs_in_pods() {
         waiting.read_exact(&mut [0; 1000]).unwrap();
         kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
         wait_until("the session to end with the pod", LIMIT, || processes("session").is_empty());
-        // what is on its way, and an end
+        // bytes that were on their way, and then an end
         let rest = std::io::copy(&mut waiting, &mut std::io::sink());
         assert!(rest.is_ok_and(|bytes| bytes < 1 << 30), "it breaks off");
     });

@@ -17,7 +17,7 @@ use std::process::Command;
 use std::time::Duration;
 
 pub(crate) const NODE: &str = "edge-1";
-/// An address of the machine that is none of the loopback.
+/// An address of the machine outside the loopback network.
 pub(crate) const REACHED: &str = "10.77.0.1";
 /// The command line of the pod's process, as `/proc` has it.
 const COMMAND_LINE: &[u8] = b"sleep\x0086321\0";
@@ -40,12 +40,14 @@ impl Setup {
         Self::before_an_agent(env!("CARGO_BIN_EXE_kedge").as_ref(), |_| ())
     }
 
-    /// The same for an agent that this program starts; `make` sees to the disk that is to be the node's root directory.
+    /// The same for an agent that this program starts; `make` sees to the disk that is to be the node's root
+    /// directory.
     pub(crate) fn before_an_agent(program: &Path, make: impl FnOnce(&Path)) -> Self {
         Self::around(Cluster::start("pods").unwrap(), program, make)
     }
 
-    /// A hub where lines lead to, and a node with the image `web:1` that `start` starts in a network of its own.
+    /// A hub where lines lead to, and a node with the image `web:1` that `start` starts in a network of its
+    /// own.
     pub(crate) fn far_away(start: impl FnOnce(&mut Agent)) -> Self {
         let cluster = Cluster::start_at("pods", lossy_line::HUB.into()).unwrap();
         let mut setup = Self::around(cluster, env!("CARGO_BIN_EXE_kedge").as_ref(), |_| ());
@@ -54,7 +56,8 @@ impl Setup {
         setup
     }
 
-    /// A hub at an address of this machine that pods with networks of their own reach, and a node with a runtime and that image.
+    /// A hub at an address of this machine that pods with networks of their own reach, and a node with a
+    /// runtime and that image.
     pub(crate) fn reached_by_pods() -> Self {
         let address = format!("{REACHED}/32");
         let added = Command::new("ip").args(["address", "add", &address, "dev", "lo"]).status().unwrap();
@@ -142,7 +145,8 @@ impl Setup {
         });
     }
 
-    /// Has the agent replace itself for a configuration with this many pods, and waits until the node runs by it.
+    /// Has the agent replace itself for a configuration with this many pods, and waits until the node runs by
+    /// it.
     pub(crate) fn replace_itself(&self, most_pods: u32) {
         let name = format!("settings-{most_pods}");
         let payload = format!("{HEADER}maxPods: {most_pods}\n");
@@ -154,8 +158,8 @@ impl Setup {
         });
     }
 
-    /// Ends all that runs on the node at once, and what is mounted there, as the end of the power does. What was volatile stays: the next
-    /// boot's is the caller's.
+    /// Ends all that runs on the node at once, and what is mounted there, as the end of the power does.
+    /// Volatile files stay: the caller prepares the next boot's.
     pub(crate) fn turn_off(&mut self) {
         let agent = self.cluster.agent_mut(NODE);
         agent.cut();
@@ -246,7 +250,7 @@ fn manifest() -> String {
     json!({"apiVersion": "v1", "kind": "List", "items": [words, pod]}).to_string()
 }
 
-/// Nodes that are no machines: nobody may start a pod on the one, nobody has heard of the other.
+/// Nodes without a machine: one is unschedulable, the other was never registered by an agent.
 fn add_other_nodes(kubectl: &Kubectl) {
     let node = |name: &str, spec: Value| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": spec});
     let nodes = [node("edge-2", json!({"unschedulable": true})), node("edge-3", json!({}))];
@@ -268,7 +272,8 @@ fn kubectl_runs_a_pod_and_attaches_to_it() {
             let taints = kubectl.run(&["get", "node", "edge-3", "-o", "jsonpath={.spec.taints}"]);
             taints.is_ok_and(|taints| taints.contains("node.kubernetes.io/not-ready"))
         });
-        // no node takes it, each for reasons of its own, in upstream's words; the taint of a node without a pod network it tolerates
+        // no node takes it, each for reasons of its own, in upstream's words; the taint of a node without a
+        // pod network it tolerates
         let huge = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "huge"}, "spec": {
             "tolerations": [{"key": "node.kubernetes.io/network-unavailable", "operator": "Exists"}],
             "containers": [{"name": "main", "image": "web:1",
@@ -285,7 +290,8 @@ fn kubectl_runs_a_pod_and_attaches_to_it() {
         let condition = kubectl.json(&["get", "pod", "huge"]).unwrap()["status"]["conditions"][0].take();
         assert_eq!((&condition["reason"], &condition["message"]), (&json!("Unschedulable"), &json!(why)));
 
-        // once its node has a network for pods, one that asks for nothing runs there: all that a user says is the image
+        // once its node has a network for pods, one that asks for nothing runs there: all that a user says is
+        // the image
         put_network();
         setup.shows("a node without the taint", || {
             let taints = kubectl.run(&["get", "node", NODE, "-o", "jsonpath={.spec.taints}"]);
@@ -303,7 +309,7 @@ fn kubectl_runs_a_pod_and_attaches_to_it() {
         assert!(events.contains("Successfully assigned default/web to edge-1"), "{events}");
         assert!(ran["status"]["podIP"].as_str().is_some_and(|it| it.starts_with("10.85.")), "{ran}");
 
-        // what the scheduler takes and the node does not is over, and says why
+        // a pod that the scheduler accepts and the node rejects is Failed, and says why
         let refused = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "refused"}, "spec": {
             "hostUsers": false, "containers": [{"name": "main", "image": "web:1"}]}});
         let reads = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "reads"}, "spec": {
@@ -350,7 +356,7 @@ fn pod_lives_from_kubectl_apply_to_delete() {
         assert_eq!((of_account("namespace"), of_account("token").split('.').count()), ("default".into(), 3));
         assert!(of_account("ca.crt").starts_with("-----BEGIN CERTIFICATE"), "{}", of_account("ca.crt"));
 
-        // the agent is killed: the container goes on, and the next agent has it
+        // the agent is killed: the container keeps running, and the next agent adopts it
         let agent = setup.cluster.agent(NODE);
         let (followed, over_api) = std::thread::scope(|scope| {
             let over_api =
@@ -360,7 +366,8 @@ fn pod_lives_from_kubectl_apply_to_delete() {
             assert_eq!(pids(), [pid], "it was not restarted");
             assert!(setup.runs_with(0), "{}", setup.pod()["status"]);
 
-            // the container is killed: another takes its place, and who follows the log of the first comes to its end
+            // the container is killed: another takes its place, and a client that follows the log of the
+            // first reaches its end
             let followed = scope.spawn(|| agent.kedge(&["logs", "-f", "web"]).unwrap());
             kill(pid);
             setup.shows("another container", || setup.runs_with(1));
@@ -398,7 +405,8 @@ fn pod_lives_from_kubectl_apply_to_delete() {
         });
         assert_eq!((pids(), &setup.pod()["status"]["phase"]), (vec![], &json!("Pending")));
 
-        // until there is one: the taint goes, the pod runs with an address, and takes it along over an agent's restart
+        // until there is one: the taint goes, the pod runs with an address, and takes it along over an
+        // agent's restart
         put_network();
         setup.shows("the pod on its own network", || setup.runs_with(0));
         setup.shows("a node without the taint", || {

@@ -1,5 +1,5 @@
-//! `kubectl port-forward` of three versions to programs in pods, with a real hub and a real agent: the newest speaks SPDY inside a
-//! WebSocket, the oldest SPDY alone.
+//! `kubectl port-forward` of three versions to programs in pods, with a real hub and a real agent: the newest
+//! speaks SPDY inside a WebSocket, the oldest SPDY alone.
 
 use crate::network::SHIPPED;
 use crate::pods::{NODE, Setup};
@@ -16,14 +16,14 @@ use std::thread;
 
 /// How many connections there are at once.
 const CONNECTIONS: u64 = 50;
-/// What each sends, and gets back: more than all buffers on its way hold.
+/// Bytes that each side sends and gets back: more than all buffers on the way hold.
 const BYTES: usize = 256 * 1024;
 
 /// `kubectl port-forward`, until it is dropped.
 struct Forwarding {
     child: Child,
     port: u16,
-    /// What it printed as errors.
+    /// Everything it printed to standard error.
     complaints: Arc<Mutex<String>>,
 }
 
@@ -42,7 +42,7 @@ impl Forwarding {
             child.stderr.take().unwrap().read_to_string(&mut why).unwrap();
             panic!("kubectl {version}: {line}{why}\n{}", setup.cluster.agent(NODE).log_text());
         };
-        // it goes on printing
+        // kubectl keeps printing, and would block on a full pipe
         thread::spawn(move || lines.lines().count());
         let complaints = Arc::new(Mutex::new(String::new()));
         let (heard, stderr) = (Arc::clone(&complaints), child.stderr.take().unwrap());

@@ -1,6 +1,6 @@
-//! A node whose disk, a file system of its own on a loop device, runs full under a real agent, and one that comes to a machine's limit of
-//! processes: which images and pods go, which stay, and that the pressure ends. Memory runs short in the story `pods-pressure` of
-//! hil-tests, on a machine of its own.
+//! A node whose disk, a file system of its own on a loop device, runs full under a real agent, and one that
+//! reaches its machine's limit of processes: which images and pods are removed, which stay, and that the
+//! pressure ends. Memory runs short in the story `pods-pressure` of hil-tests, on a machine of its own.
 
 use crate::pods::{NODE, Setup, layout_with};
 use crate::setup::{isolated_network, isolated_network_alone, kill, processes};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// The node's disk; the file system keeps a twentieth for root.
 const DISK: &str = "256M";
-/// What pods of this test write: without the greedy one's part there is room enough.
+/// Sizes of the files that this test's pods write: without the greedy pod's files there is room enough.
 const CRITICAL_MIB: u32 = 80;
 const GREEDY_MIB: u32 = 90;
 const MODEST_MIB: u32 = 2;
@@ -30,7 +30,7 @@ fn make_disk(root: &Path) {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
 }
 
-/// A pod that writes so much, then waits for `go`, writes more and goes on.
+/// A pod that writes so much, then waits for `go`, writes more and keeps running.
 fn pod(name: &str, before_mib: u32, after_mib: u32, spec: &Value) -> Value {
     let script = format!(
         "dd if=/dev/zero of=$0.before bs=1M count={before_mib} 2>/dev/null; echo begun; while ! cat /go/go >/dev/null 2>&1; \
@@ -143,12 +143,13 @@ fn full_disk_ends_the_greedy_pod_alone() {
         let disruption: Vec<_> = disruption.filter(|it| it["type"] == "DisruptionTarget").collect();
         assert_eq!(disruption[0]["reason"], "TerminationByKubelet", "{greedy}");
 
-        // what it had is given back, the pressure passes, and nobody else has ended
+        // the greedy pod's space is freed, the pressure passes, and no other pod has ended
         setup.shows("room on the disk", || available_mib(&root) > before);
         setup.shows("no pressure", || condition(&setup) == "False");
         assert_others_go_on(&setup, |name| log(name, "written"));
         let events = kubectl.run(&["get", "events", "-A"]).unwrap();
-        // that it has none again is an Event only of an agent that saw the change: the one that was killed may have been the only one
+        // that it has none again is an Event only of an agent that saw the change: the one that was killed
+        // may have been the only one
         for reason in ["EvictionThresholdMet", "NodeHasDiskPressure"] {
             assert!(events.contains(reason), "{reason}: {events}");
         }
@@ -185,7 +186,7 @@ fn full_disk_ends_the_greedy_pod_alone() {
 const SOFT: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnodeStatusUpdateFrequency: 1s\n\
     evictionHard: {nodefs.available: 0%, imagefs.available: 0%}\nevictionSoft: {nodefs.available: 64Mi}\n\
     evictionSoftGracePeriod: {nodefs.available: 1s}\nevictionMaxPodGracePeriod: 20\nevictionPressureTransitionPeriod: 5s\n";
-/// What a machine takes for it that is busy with all else.
+/// Patience for a machine that is busy with other work.
 const BUSY: Duration = Duration::from_secs(240);
 
 /// Waits for it, however busy the machine is.
@@ -203,8 +204,9 @@ fn evicted(setup: &Setup) -> Vec<String> {
     evicted.map(|mut pod| pod["metadata"]["name"].take().as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// The agent is killed while the pod that it evicts ends, and again when that has ended, before the hub heard of it. `greedy_mib`: beyond
-/// the threshold, or all of the disk, which may then take no record of the eviction.
+/// The agent is killed while the pod that it evicts ends, and again when that has ended, before the hub heard
+/// of it. `greedy_mib`: beyond the threshold, or all of the disk, which may then take no record of the
+/// eviction.
 fn check_eviction_that_is_cut_short(greedy_mib: u32) {
     let mut setup = Setup::before_an_agent(env!("CARGO_BIN_EXE_kedge").as_ref(), make_disk);
     setup.cluster.agent(NODE).write_drop_in("20-pressure.conf", SOFT).unwrap();
@@ -214,7 +216,7 @@ fn check_eviction_that_is_cut_short(greedy_mib: u32) {
     let apply = |pod: &Value| kubectl.feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
     apply(&pod("modest", MODEST_MIB, MODEST_MIB, &json!({})));
     apply(&pod("critical", CRITICAL_MIB, 0, &json!({"priorityClassName": "system-node-critical"})));
-    // it says that it is told to end, and does not
+    // the pod notes the TERM signal, and does not end
     let mut greedy = pod("greedy", 1, greedy_mib, &json!({"terminationGracePeriodSeconds": 60}));
     let script = greedy["spec"]["containers"][0]["command"][2].as_str().unwrap();
     let script = script.replace("exec sleep 86321", "while :; do sleep 0.2; done");
@@ -297,14 +299,14 @@ fn eviction_on_a_full_disk_that_is_cut_short_ends_that_pod_alone() {
     });
 }
 
-/// Processes that the pod of the test below begins, and how many of them the threshold leaves room for: what else runs on the machine
-/// comes and goes by less.
+/// Processes that the pod of the test below starts, and how many of them the threshold leaves room for: the
+/// number of other processes on the machine varies by less.
 const FORKED: u64 = 1200;
 const ROOM: u64 = 600;
 /// How long processes must not be short before the condition goes.
 const HOLD: Duration = Duration::from_secs(15);
 
-/// What the machine allows at most, and what there are.
+/// The machine's limit of processes, and the number of them that exist.
 fn machine_processes() -> (u64, u64) {
     let read = |path: &str| fs::read_to_string(path).unwrap();
     let most = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];

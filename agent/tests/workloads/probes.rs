@@ -31,14 +31,14 @@ fn program_runs_as_the_container_does() {
         let long = run(&machine, &a, "seq 100000", LIMIT);
         assert!(matches!(&long, Ok(ExecEnd::Ended { code: 0, output }) if output.len() == 100), "{long:?}");
 
-        // what could not be run says nothing about the container
+        // a program that could not be run proves nothing about the container
         let none = ["/bin/none".to_owned()];
         let missing = Exec { id: &a, command: &none, limit: LIMIT, output_bytes: 100, stop: None };
         let error = missing.run(&machine.settings).unwrap_err().to_string();
         assert!(error.contains("crun exec ended with") && error.contains("none"), "{error}");
         assert!(run(&machine, &id("b", 0), "true", LIMIT).is_err());
 
-        // what takes too long goes with what it started
+        // a program that takes too long is killed together with its children
         let hung = run(&machine, &a, "sleep 77001 & sleep 77002", Duration::from_millis(500));
         assert_eq!(hung, Ok(ExecEnd::TimedOut));
         let is_left = |process: &String| process.contains("7700");
@@ -60,7 +60,7 @@ fn program_runs_as_the_container_does() {
         assert!(matches!(stopped, Ok((ExecEnd::Stopped, None))), "{stopped:?}");
         wait_until("the end of its processes", LIMIT, || !processes("sleep").iter().any(is_left));
 
-        // one that goes on in the background is not waited for
+        // nothing waits for a child that continues in the background
         assert_eq!(run(&machine, &a, "sleep 77003 & exit 0", LIMIT), ended(0, ""));
         let files = fs::read_dir(runtime.bundle(&a)).unwrap().flatten();
         let left = files.filter(|file| file.file_name().to_string_lossy().starts_with("exec-"));
@@ -68,7 +68,8 @@ fn program_runs_as_the_container_does() {
     });
 }
 
-/// A program that is dead and whose parent is not of the container keeps its PID namespace, and so the container, from ending.
+/// A program that is dead and whose parent is not of the container keeps its PID namespace, and so the
+/// container, from ending.
 #[test]
 fn container_ends_after_programs_were_killed_in_it() {
     isolated("probes::container_ends_after_programs_were_killed_in_it", || {
@@ -275,7 +276,8 @@ fn uptime(text: &str) -> f64 {
     text.split(' ').next().unwrap().parse().unwrap_or_else(|_| panic!("{text:?}"))
 }
 
-/// Hooks that ask a sidecar, and one that sleeps; and the ends of containers in their order: sidecars last, the last of them first.
+/// Hooks that ask a sidecar, and one that sleeps; and the ends of containers in their order: sidecars last,
+/// the last of them first.
 fn requests_and_sleeps_are_performed(setup: &Setup, directory: &str) {
     let kubectl = setup.cluster.kubectl();
     let told = || fs::read_to_string(format!("{directory}/told")).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Images that a pod's node cannot take, with a real hub, a real agent, crun, and Debian's `docker-registry` over TLS with a password:
-//! what people see of it, and that others go on.
+//! Images that a pod's node cannot take, with a real hub, a real agent, crun, and Debian's `docker-registry`
+//! over TLS with a password: the errors that users see, and that other pods are not affected.
 
 use crate::pods::{NODE, Setup, layout_of};
 use crate::setup::{LIMIT, isolated_network};
@@ -40,7 +40,7 @@ fn push(registry: &Path, layout: &Path, other_layer: Option<&[u8]>) {
     real_registry::store(registry, "site/web", Some("1"), &manifest, &[&config, &layer]).unwrap();
 }
 
-/// A layer whose one file lies above the root.
+/// A layer whose only file has a path above the root.
 fn layer_that_leads_out(scratch: &Path) -> Vec<u8> {
     fs::write(scratch.join("planted"), "outside").unwrap();
     let tar = ["--absolute-names", "--transform=s,^,../../../../../../../../,", "-cf", "-", "planted"];

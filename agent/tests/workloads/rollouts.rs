@@ -1,9 +1,11 @@
-//! Updates of a DaemonSet on three nodes, with a real hub, real agents, crun, and images from a registry: good ones, one that is not
-//! there, ones that crash; stops, undos, roll backs, canaries, surges, a pod that is called failed, a hub that is killed, a node that is
-//! away before and after it got the update, a machine whose node gets another name.
+//! Updates of a DaemonSet on three nodes, with a real hub, real agents, crun, and images from a registry:
+//! good ones, one that is not there, ones that crash; stops, undos, roll backs, canaries, surges, a pod that
+//! is called failed, a hub that is killed, a node that is away before and after it got the update, a machine
+//! whose node gets another name.
 //!
-//! Always holds, in every step: no more containers run than there are nodes (but for a surge), and while an update whose budget is one
-//! node goes on, two nodes serve. `KEDGE_ROLLOUT_FULL=1` kills the hub a hundred times, and waits until nodes are lost or forgotten.
+//! Always holds, in every step: no more containers run than there are nodes (but for a surge), and during an
+//! update whose budget is one node, two nodes serve. `KEDGE_ROLLOUT_FULL=1` kills the hub a hundred times,
+//! and waits until nodes are lost or forgotten.
 
 use crate::setup::{INSIDE, isolated, make_image};
 use kedge_core::images::BlobDigest;
@@ -227,7 +229,7 @@ fn updates_of_real_agents_stop_before_they_hurt() {
     });
 }
 
-/// Nothing is stopped for an image that is not there; when it comes, the update goes on.
+/// A missing image stops no pod; when the image appears, the update continues.
 fn image_that_is_missing_harms_nothing(site: &Site) {
     site.annotate("kedge.dev/max-failures=0");
     site.annotate("kedge.dev/progress-deadline=20s");
@@ -310,7 +312,8 @@ fn surge_leaves_no_node_without_a_container(site: &Site) {
     allow(0, 1);
 }
 
-/// Its containers run, whatever somebody writes: as upstream's conformance test does, which then waits until its name is gone.
+/// Its containers run, whatever somebody writes: as upstream's conformance test does, which then waits until
+/// its name is gone.
 fn pod_that_is_called_failed_is_replaced(site: &Site) {
     let names = || -> Vec<String> {
         let text = site.kubectl(&["get", "pods", "-l", "app=clock", "-o", "name"]);
@@ -369,7 +372,8 @@ fn node_that_is_lost_is_updated_on_return(site: &mut Site) {
     site.until("the node that returned", 1, || site.all_run("v8"));
 }
 
-/// The canary is cut off after it got the update: that is a failure of the update, which stops, and the others keep what they run.
+/// The canary is cut off after it got the update: that is a failure of the update, which stops, and the
+/// others keep what they run.
 fn node_lost_under_the_update_stops_it(site: &mut Site) {
     site.annotate("kedge.dev/canary-selector=canary=true");
     site.annotate("kedge.dev/canary-soak=10m");
@@ -392,7 +396,8 @@ fn node_lost_under_the_update_stops_it(site: &mut Site) {
     site.until("the update after it returned", 1, || site.all_run("v10"));
 }
 
-/// Somebody deletes its Node and starts it under another name, with the containers of the old one still running.
+/// Somebody deletes its Node and starts it under another name, with the containers of the old one still
+/// running.
 fn machine_that_is_renamed_runs_one_container(site: &mut Site) {
     site.cluster.agent_mut("edge-2").stop().unwrap();
     site.kubectl(&["delete", "node", "edge-2"]);

@@ -1,5 +1,5 @@
-//! `kedge exec` and `kedge attach` with containers of the real crun: streams, codes, terminals, and what is left of a session whose client
-//! is gone.
+//! `kedge exec` and `kedge attach` with containers of the real crun: streams, codes, terminals, and what is
+//! left of a session whose client is gone.
 
 use crate::pods::{NODE, Setup};
 use crate::setup::{LIMIT, Machine, id, isolated, isolated_network, processes, wanted};
@@ -77,7 +77,7 @@ fn program_has_streams_code_and_rights() {
         check("prod/web-0 -- echo x >/dev/stderr", "", (0, "", "x\n"));
         let (_, groups, _) = exec(&machine, "prod/web-0 -- cat /proc/self/cgroup", "");
         assert!(groups.contains(&group), "{groups}: not in {group}");
-        // what goes on behind it is not waited for, and goes on
+        // a process in the background is not waited for, and keeps running
         check("prod/web-0 -- sleep 77101 & echo done", "", (0, "done\n", ""));
         wait_until("what goes on", LIMIT, || is_running("77101"));
 
@@ -493,7 +493,8 @@ fn kubectl_runs_programs_through_the_hub() {
             "{error}"
         );
 
-        // the agent is killed, and another takes its place: a session is no child of either
+        // the agent is killed, and another takes its place: the session survives, because no agent is its
+        // parent
         let mut child = start(&["-i", "web", "--", "cat"]);
         let mut output = child.stdout.take().unwrap();
         let (heard, hears) = mpsc::channel();
@@ -551,7 +552,7 @@ fn check_copies(setup: &Setup, version: &str) {
 fn check_terminal(setup: &Setup, version: &str) {
     let is =
         |size: &str| format!("until [ \"$(busybox stty size)\" = '{size}' ]; do busybox usleep 50000; done");
-    // what it writes does not stand in its own words: the log begins with those
+    // the output does not occur in the command's own words, which the terminal's log begins with
     let script = format!("{}; echo $((33 * 3)) was first; {}; exit 5", is("33 99"), is("44 88"));
     let Some(command) = kubectl_of(setup, version, &["exec", "-it", "web", "--", "/bin/sh", "-c", &script])
     else {

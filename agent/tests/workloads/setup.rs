@@ -1,4 +1,5 @@
-//! A machine for one test: namespaces of its own, one image with a shell, a runtime, and orders for containers in few words.
+//! A machine for one test: namespaces of its own, one image with a shell, a runtime, and orders for
+//! containers in few words.
 
 use kedge_core::pods::{self, ContainerKey, Dns, Image, PodUid, QosClass, Resources};
 use kedge_core::workloads::{files, groups, spec, users};
@@ -75,7 +76,8 @@ pub(crate) fn isolated_network(name: &str, test: impl FnOnce()) {
     isolated_in(name, &["--net"], missing_with_network(), test);
 }
 
-/// The same for a test that takes what all tests of a machine share, such as process IDs: no other of this program runs beside it.
+/// The same for a test that takes what all tests of a machine share, such as process IDs: no other of this
+/// program runs beside it.
 pub(crate) fn isolated_network_alone(name: &str, test: impl FnOnce()) {
     let _turn = Turn::alone();
     isolated_in(name, &["--net"], missing_with_network(), test);
@@ -86,8 +88,8 @@ fn missing_with_network() -> Option<String> {
     missing().or_else(|| absent.map(|path| format!("missing: {path} (.ci/prepare tests)")))
 }
 
-/// A command that runs its further arguments with mounts and processes of their own, which end with this thread: options of `unshare`
-/// first.
+/// A command that runs its further arguments with mounts and processes of their own, which end with this
+/// thread: options of `unshare` first.
 pub(crate) fn set_apart() -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "--propagation", "private"]);
@@ -109,7 +111,8 @@ fn isolated_in(name: &str, more: &[&str], missing: Option<String>, test: impl Fn
     // and what systemd gives to a service, which no container may have
     let mut script = "umount /sys/fs/cgroup/unified 2>/dev/null; umask 077; ip link set lo up 2>/dev/null; export NOTIFY_SOCKET=/run/systemd/notify; "
         .to_owned();
-    // process 1 of a machine takes orphans out of the process table; for the runtime alone nobody does, and it has to do without
+    // process 1 of a machine takes orphans out of the process table; for the runtime alone nobody does, and
+    // it has to do without
     script += if more.is_empty() { "exec \"$@\"" } else { "\"$@\"; exit $?" };
     let mut command = set_apart();
     command.args(more).args(["--mount-proc", "--kill-child=KILL", "sh", "-c", &script, "sh"]);
@@ -197,7 +200,7 @@ impl Machine {
         Self { scratch, settings }
     }
 
-    /// A script in place of crun: `$REAL` is the real one, and `$STEP` what is asked of it.
+    /// A script in place of crun: `$REAL` is the real one, and `$STEP` the step that it should perform.
     pub(crate) fn with_crun(mut self, script: &str, limit: Duration) -> Self {
         let text = format!(
             "#!/bin/sh\nREAL=/usr/bin/crun\nfor STEP; do case $STEP in create|start|delete) break;; esac; done\n{script}\n"
@@ -218,7 +221,8 @@ impl Machine {
         probe(&Roots::default(), &Crun::default()).cgroups
     }
 
-    /// What lies below the runtime's directories, mounts, control groups and processes of containers: nothing, after removal.
+    /// Checks that nothing is left of a removed container: no file below the runtime's directories, no mount,
+    /// control group or process.
     #[track_caller]
     pub(crate) fn assert_nothing_is_left(&self) {
         let names = |directory: &Path| -> Vec<PathBuf> {
@@ -229,7 +233,7 @@ impl Machine {
         for directory in
             [self.settings.run.join("pods"), self.settings.run.join("crun"), self.settings.data.clone()]
         {
-            // what containers wrote goes by itself
+            // a background thread removes the containers' files, so this waits
             let is_empty = || names(&directory).is_empty();
             wait_until(&format!("nothing below {}", directory.display()), LIMIT, is_empty);
         }

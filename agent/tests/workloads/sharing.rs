@@ -1,4 +1,4 @@
-//! What a container sees of its pod, and of the machine.
+//! A container's view of its pod, and of the machine.
 
 use crate::setup::{INSIDE, LIMIT, Machine, isolated, processes, wanted};
 use kedge_platform::workloads::{ContainerState, Workloads};

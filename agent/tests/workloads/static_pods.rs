@@ -1,5 +1,5 @@
-//! A pod from a file: it runs before there is any API server, which then shows it and does not decide about it; under the limits
-//! that the node's configuration has for pods.
+//! A pod from a file: it runs before there is any API server, which then shows it and does not decide about
+//! it; under the limits that the node's configuration has for pods.
 
 use crate::pods::{NODE, Setup, pids};
 use crate::setup::{LIMIT, isolated};
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 const CONFIG: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {nodefs.available: 0%, imagefs.available: 0%}\nfileCheckFrequency: 1s\npodPidsLimit: 77\ncontainerLogMaxSize: 64Ki\ncontainerLogMaxFiles: 2\n";
 const LOG_BYTES: u64 = 64 << 10;
-/// Of a pod with one process that goes on.
+/// A static pod with one process that keeps running.
 pub(crate) const MANIFEST: &str = "apiVersion: v1
 kind: Pod
 metadata: {name: web}
@@ -78,7 +78,7 @@ fn static_pod_lives_as_long_as_its_file() {
         setup.shows("two files of its log", || log_sizes().len() == 2);
         assert!(log_sizes().iter().all(|size| *size <= LOG_BYTES), "{:?}", log_sizes());
 
-        // its file breaks, and another one that never worked is there: it goes on
+        // the pod's file becomes invalid, and another invalid one appears: the pod keeps running
         fs::write(&file, "kind: [").unwrap();
         fs::write(directory.join("other.json"), "{}").unwrap();
         let log = || setup.cluster.agent(NODE).log_text();
@@ -109,7 +109,8 @@ fn static_pod_lives_as_long_as_its_file() {
         assert_eq!(pids(), runs, "one process all along");
         assert_eq!(mirror(&setup)["status"]["containerStatuses"][0]["restartCount"], 0);
 
-        // by another name the file is another pod, as upstream: the old one ends before the new one of the same name begins
+        // by another name the file is another pod, as upstream: the old one ends before the new one of the
+        // same name begins
         let renamed = directory.join("renamed.yaml");
         fs::rename(&file, &renamed).unwrap();
         let follows = |runs: &[i64]| {

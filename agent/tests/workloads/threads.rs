@@ -1,4 +1,5 @@
-//! A machine that gives no thread and no process for a while, as beside something that forks without end: nothing is lost for good.
+//! A machine that gives no thread and no process for a while, as beside something that forks without end:
+//! nothing is lost for good.
 
 use crate::pods::{NODE, Setup, pids};
 use crate::setup::{INSIDE, LIMIT, isolated, kill};

@@ -1,5 +1,5 @@
-//! The unit as it is shipped, under a real systemd as process 1 of namespaces of its own: what becomes of the heartbeat while something
-//! hangs where no signal ends it.
+//! The unit as it is shipped, under a real systemd as process 1 of namespaces of its own: the heartbeat
+//! continues while something hangs where no signal ends it.
 
 use crate::dead_paths::{MOST_SILENCE, dead_disk, pod};
 use crate::pods::{NODE, Setup};
@@ -84,7 +84,7 @@ fn children_of(process: u32) -> Vec<u32> {
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// The heartbeat's longest gap from a moment on, once it goes on.
+/// The heartbeat's longest gap since a moment, once renewals have resumed.
 fn gap(setup: &Setup, machine: &Machine, since: Instant) -> Duration {
     let seen = || setup.cluster.view().look(|world| world.renewal_count(NODE));
     let before = seen();

@@ -1,4 +1,5 @@
-//! `/stats/summary` and `/metrics/resource` of a node with a container of the real crun: what is measured by the kernel's own figures.
+//! `/stats/summary` and `/metrics/resource` of a node with a container of the real crun: the values must
+//! agree with the kernel's own figures.
 
 use crate::setup::{INSIDE, LIMIT, Machine, isolated, wanted};
 use kedge::flags;
@@ -98,7 +99,7 @@ fn container_that_works_is_seen_by_its_usage() {
     });
 }
 
-/// What the container's files take.
+/// Bytes of the container's files.
 fn size(directory: &std::path::Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries

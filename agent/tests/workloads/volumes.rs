@@ -1,5 +1,5 @@
-//! One pod with every sort of volume and variable that is served, with a real hub, a real agent and crun: what it sees, and what it
-//! sees of edits while the agent is killed.
+//! One pod with every sort of volume and variable that is served, with a real hub, a real agent and crun: the
+//! values it sees, and how it sees edits that happen while the agent is killed.
 
 use crate::pods::{NODE, Setup, pids};
 use crate::setup::{isolated_network, kill, processes};
@@ -153,8 +153,8 @@ fn pod_with_every_volume_sees_edits_whole() {
         };
         assert_eq!(optional_ones(), [false, true, true]);
 
-        // an edit, objects that come and go, and while all that is on its way the agent replaces itself, and is killed; a program that
-        // waits for the edit in the container goes on
+        // an edit, objects that appear and disappear; while they are on their way the agent replaces itself,
+        // and is killed; a program in the container that waits for the edit keeps running
         let agent = setup.cluster.agent(NODE);
         // it ends by itself, too: this test must not wait for it if something is wrong
         let follow = "for i in $(seq 900); do [ \"$(cat /etc/words/a)\" = second ] && break; sleep 0.2; done; echo saw $(cat /etc/words/b)";

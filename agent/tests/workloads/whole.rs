@@ -1,5 +1,5 @@
-//! One manifest with all that a node serves, and what it refuses, with a real hub, a real agent, CNI plugins and crun: `whole.yaml`,
-//! which booted images run, too.
+//! One manifest with all that a node serves, and what it refuses, with a real hub, a real agent, CNI plugins
+//! and crun: `whole.yaml`, which booted images run, too.
 
 use crate::pods::{NODE, Setup, put_network};
 use crate::setup::{LIMIT, isolated_network};
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 const MANIFEST: &str = include_str!("whole.yaml");
 
-/// What the pod's main container reports; in its second run with the ConfigMap's other word.
+/// The report of the pod's main container; in its second run with the ConfigMap's other word.
 fn report(word: &str) -> String {
     format!(
         "env: plain whole {word} hidden 250 plain-hidden {word} hidden\n\
@@ -80,7 +80,7 @@ fn manifest_with_everything_runs_as_it_says() {
         kubectl.feed(&["apply", "-f", "-"], &refused_set().to_string()).unwrap();
         let begin = Instant::now();
 
-        // what is not served is refused by its name
+        // a field that is not served is refused, and the message names it
         setup.shows("the refused pods", || {
             let (refused, device) = (status(&setup, "whole-refused"), status(&setup, "whole-device"));
             let message = refused["message"].as_str().unwrap_or_default();
@@ -104,7 +104,8 @@ fn manifest_with_everything_runs_as_it_says() {
         assert_eq!(first["state"]["terminated"]["reason"], "Completed");
         assert!(side["started"] == true && side["ready"] == true, "{side}");
 
-        // an edit of the ConfigMap makes it sick: liveness ends it by its hook, and it begins anew with the edit
+        // an edit of the ConfigMap makes it sick: liveness ends it by its hook, and it begins anew with the
+        // edit
         let edit = json!({"data": {"word": "second"}}).to_string();
         kubectl.run(&["patch", "configmap", "whole", "-p", &edit]).unwrap();
         let containers = |status: &Value| status["containerStatuses"].as_array().cloned().unwrap_or_default();
@@ -124,7 +125,8 @@ fn manifest_with_everything_runs_as_it_says() {
         assert_eq!((&more["restartCount"], &more["ready"]), (&json!(0), &json!(true)), "{more}");
         has_reported(&setup, 1, "second");
 
-        // the controller has put others in place of the pods that the node refused, each after a longer wait than the one before
+        // the controller has put others in place of the pods that the node refused, each after a longer wait
+        // than the one before
         let made = || made_of(&setup, "refused");
         setup.shows("others in place of a refused pod", || made() >= 3);
         let most = 3 + u64::from(begin.elapsed().as_secs().max(1).ilog2());
