@@ -230,8 +230,10 @@ pub(super) fn orphaned(command: &mut Command) -> &mut Command {
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
         nix::unistd::setsid()?;
         // closes descriptors that were inherited unintentionally; kernels before 5.11 cannot do this, and
-        // there are hardly ever any SAFETY: three integers; it marks descriptors of this process to be closed
-        // by exec, and touches no memory.
+        // there are hardly ever any
+        //
+        // SAFETY: three integers; it marks descriptors of this process to be closed by exec, and touches no
+        // memory.
         let _ =
             unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
         // SAFETY: this runs in a process that was just forked and has one thread.
