@@ -1,7 +1,7 @@
 //! Token buckets: limits on how much may happen at once, and on average.
 //!
 //! Always holds: nothing here reads a clock; time that goes backwards refills nothing; a bucket never holds
-//! more than its burst; it may be negative. Left to others: what one token stands for, and the rate of each
+//! more than its burst; it may be negative. Left to others: the meaning of a token, and the rate of each
 //! caller.
 
 use std::time::Instant;

@@ -1,8 +1,8 @@
-//! Attacks on a real hub, each judged by what another caller notices meanwhile: a victim node's renewals, the hub's memory, its
-//! descriptors.
+//! Attacks on a real hub, each judged by its effect on others: a victim node's renewals, the hub's memory,
+//! its descriptors.
 //!
-//! Always holds: no test measures time. A victim is served while the attack stands (it ends only after the victim was), and what the
-//! attacker takes is read from the process and its metrics.
+//! Always holds: no test measures time. A victim is served while the attack lasts (it ends only after the
+//! victim was served), and the attacker's use of resources is read from the process and its metrics.
 
 #![allow(clippy::unwrap_used, reason = "a failed step ends the test")]
 
@@ -35,7 +35,7 @@ impl Victim {
         Victim { client, renewals: 0 }
     }
 
-    /// Renews on its standing connection.
+    /// Renews on its open connection.
     #[track_caller]
     fn renew(&mut self, name: &str) {
         self.renewals += 1;
@@ -71,7 +71,7 @@ fn resident(hub: &Hub) -> u64 {
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() * 1024
 }
 
-/// Handshakes that this machine may have unfinished: a quarter of all. Another one has 64.
+/// Unfinished handshakes that this machine may have: a quarter of all. Another network may have 64.
 const LOCAL_HANDSHAKES: u64 = 512;
 
 fn descriptors(hub: &Hub) -> usize {
@@ -120,8 +120,8 @@ fn connections_that_begin_and_stall_do_not_keep_a_node_out() {
 /// Key exchanges that one network may begin at once.
 const EXCHANGES: usize = 512;
 
-/// A whole hello of TLS 1.2 with a suite that nobody has: it is paid for like any other, and costs the hub so little that a slow machine,
-/// too, begins more of them than it may.
+/// A complete hello of TLS 1.2 with a suite that no server has: it is charged like any other, and costs the
+/// hub so little that even a slow machine begins more of them than allowed.
 fn cheap_hello() -> Vec<u8> {
     let algorithms = [0x00, 0x0d, 0x00, 0x04, 0x00, 0x02, 0x04, 0x03];
     // one suite, no compression
@@ -147,7 +147,7 @@ fn network_that_begins_too_many_handshakes_waits() {
                     for _ in 0..2 * EXCHANGES / THREADS {
                         let mut socket = stranger.from(9).dial();
                         let _ = socket.write_all(&cheap_hello());
-                        // one after the other: each has a place until it is answered
+                        // one after the other: each takes a place until it is answered
                         let _ = socket.read(&mut [0; 16]);
                     }
                 });
@@ -161,7 +161,7 @@ fn network_that_begins_too_many_handshakes_waits() {
     assert_eq!(stranger.from(10).get("/livez").code, 200, "another network, after {begun}");
 }
 
-/// Of two hosts behind one router one sends a byte on each of many connections, or none.
+/// One of two hosts behind one router sends a byte on each of many connections, or none.
 #[test]
 fn connections_without_a_hello_cost_a_neighbour_nothing() {
     let hub = Hub::new();
@@ -171,7 +171,7 @@ fn connections_without_a_hello_cost_a_neighbour_nothing() {
         if count % 2 == 0 {
             let _ = socket.write_all(&[0x16]);
         }
-        // until the hub has seen its end: more at a time would only make room for each other
+        // until the hub has noticed its end: more at a time would only make room for each other
         let _ = socket.shutdown(Shutdown::Write);
         let _ = socket.read(&mut [0; 16]);
     }
@@ -184,7 +184,7 @@ fn connections_without_a_hello_cost_a_neighbour_nothing() {
 fn slow_bodies_hold_no_place_of_others() {
     let hub = Hub::new();
     let mut victim = Victim::new(&hub, "victim");
-    // identities without any right but to ask who they are
+    // identities without any right except to ask who they are
     let attackers: Vec<Client> = (0..4).map(|number| hub.node(&format!("attacker-{number}"))).collect();
     let mut open: Vec<Client> = Vec::new();
     for number in 0..160 {
@@ -192,7 +192,7 @@ fn slow_bodies_hold_no_place_of_others() {
         begin_with(&mut client, REVIEWS, if number % 2 == 0 { 100 } else { 3_000_000 }, "{");
         open.push(client);
     }
-    // four of eight each are refused at once: they have their places for large bodies taken by their own
+    // four of eight each are refused at once, because the attacker's own bodies take its places
     victim.renew_anew("victim");
     victim.renew("victim");
     assert_eq!(pool(&hub, "requests"), 1, "the request that asks");
@@ -233,7 +233,7 @@ fn large_bodies_do_not_hold_up_renewals() {
                 answered.fetch_add(1, Ordering::SeqCst);
             });
         }
-        // threads that read several bodies at a time would answer no renewal before they have read some
+        // if threads read several bodies at a time, they would answer no renewal before some are read
         while answered.load(Ordering::SeqCst) < 2 {
             victim.renew("victim");
             renewals += 1;
@@ -246,15 +246,15 @@ fn large_bodies_do_not_hold_up_renewals() {
     );
 }
 
-/// Small bodies, so that they are handled where renewals are.
+/// Small bodies, so that they are handled on the threads of renewals.
 #[test]
 fn costly_patches_of_one_node_take_turns() {
     const TOGETHER: usize = 12;
-    // a node may do no more at once
+    // a node's limit of requests
     const ENOUGH: usize = 800;
     let hub = Hub::new();
     let (mut victim, attacker) = (Victim::new(&hub, "victim"), Victim::new(&hub, "attacker"));
-    // each copy doubles what is there, up to the memory that a body may take
+    // each copy doubles the content, up to the memory limit of a body
     let mut patch =
         vec![json!({"op": "add", "path": "/metadata/annotations", "value": {"a": vec![0; 2000]}})];
     let copies = (0..7).map(|number| {
@@ -282,13 +282,13 @@ fn costly_patches_of_one_node_take_turns() {
                 assert!(matches!(code, 413 | 422 | 429), "{code}");
             });
         }
-        // a thread is left for others while they are worked on
+        // a thread is free for others while they are being handled
         while answered.load(Ordering::SeqCst) < TOGETHER && renewals < ENOUGH {
             victim.renew("victim");
             renewals += 1;
         }
     });
-    // a tenth of them, if the patches had all threads
+    // there would be a tenth of them if the patches had all threads
     assert!(renewals >= 250, "{renewals} renewals while {TOGETHER} patches were refused");
 }
 
@@ -302,26 +302,26 @@ fn watch_that_is_not_read_keeps_little() {
         assert_eq!(admin.send("PATCH", &format!("{MAPS}/a"), &minimal, data.as_bytes()).code, 204);
     };
     let first = admin.post(MAPS, &json!({"metadata": {"name": "a"}})).expect(201);
-    // fills what the hub remembers for watchers, 16 MiB
+    // fills the hub's memory of changes for watchers, 16 MiB
     (0..20).for_each(|count| put(&mut admin, count));
     let before = resident(&hub);
     let first = first["metadata"]["resourceVersion"].as_str().unwrap();
     let unread: Vec<_> = (0..4).map(|_| admin.watch(&format!("{MAPS}?watch=true"))).collect();
     (20..50).for_each(|count| put(&mut admin, count));
-    // one change each, and what sockets hold
+    // one change each, and the bytes in sockets
     assert!(pool(&hub, "watch_backlog_bytes") <= 4 * 2_000_000);
     let grown = resident(&hub).saturating_sub(before);
     assert!(grown < 16_000_000, "{grown} bytes for four watches and 29 MB of changes");
     drop(unread);
     let mut reading = admin.watch(&format!("{MAPS}?watch=true"));
     assert_eq!(reading.event(), "ADDED a");
-    // the first of these versions is no longer remembered
+    // the hub no longer has the first of these versions
     let mut late = admin.watch(&format!("{MAPS}?watch=true&resourceVersion={first}"));
     assert_eq!(late.next().unwrap()["object"]["code"], 410);
     assert!(late.next().is_none());
 }
 
-/// Ends the threads of a test also when it fails.
+/// Ends the threads of a test even if it fails.
 struct SetWhenDropped<'a>(&'a AtomicBool);
 
 impl Drop for SetWhenDropped<'_> {
@@ -330,7 +330,8 @@ impl Drop for SetWhenDropped<'_> {
     }
 }
 
-/// Whoever asks for the hub's health is answered while others flood it: the probe of a supervisor, a load balancer.
+/// Requests for the hub's health are answered while others flood it: the probe of a supervisor, a load
+/// balancer.
 #[test]
 fn anonymous_flood_hides_no_probe() {
     const ATTACKERS: u8 = 2;
@@ -361,7 +362,7 @@ fn anonymous_flood_hides_no_probe() {
         // until each has used up its burst, and a while longer
         while refused.load(Ordering::Relaxed) < CONNECTIONS * usize::from(ATTACKERS) {
             for path in ["/livez", "/readyz", "/healthz"] {
-                // each begins a handshake: one address may not begin that many
+                // each begins a handshake, and one address may not begin that many
                 let reply = anonymous.from(100 + (turn % 100) as u8).get(path);
                 assert_eq!((reply.code, &*reply.body), (200, &b"ok"[..]), "{path}");
             }
@@ -389,7 +390,7 @@ fn connections_of_one_node_are_its_own_limit() {
     }
     assert_eq!((open.len(), refused), (64, 16));
     victim.renew_anew("victim");
-    // a connection that was turned away is not kept
+    // a refused connection does not stay open
     assert_eq!(pool(&hub, "connections"), 64 + 2);
 }
 
@@ -409,7 +410,7 @@ fn ambiguous_requests_are_refused() {
         assert!(answer.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{request:?}: {answer}");
         assert!(answer.contains("\"kind\":\"Status\""), "{answer}");
     }
-    // of which a proxy might see another end than the hub: what follows is no second request
+    // a proxy might see another end of these than the hub: the rest must not count as a second request
     for fields in [
         "content-length: 5\r\ncontent-length: 0\r\n",
         "transfer-encoding: xchunked\r\n",
@@ -446,7 +447,7 @@ fn costly_bodies_are_refused_and_nodes_go_on() {
     const PROTOBUF: (&str, &str) = ("content-type", "application/vnd.kubernetes.protobuf");
     let hub = Hub::new();
     let mut victim = Victim::new(&hub, "victim");
-    // an identity has a budget of bytes: each attack has its own
+    // an identity has a budget of bytes, so each attack has an identity of its own
     let attackers: Vec<Client> =
         (0..8).map(|number| Victim::new(&hub, &format!("attacker-{number}")).client).collect();
     let mut attackers = attackers.into_iter();
@@ -474,7 +475,7 @@ fn costly_bodies_are_refused_and_nodes_go_on() {
     let patch = json!(patch).to_string();
     let own = "/api/v1/nodes/attacker-0/status";
     attack("PATCH", own, PATCH, patch.as_bytes(), 422, "nested more than 127 levels deep");
-    // a key of half the body above as many elements as the rest has room for
+    // a key of half the body above as many elements as fit into the rest
     let long = format!("{{\"{}\":[{}0]}}", repeated("k", large / 2), repeated("0,", large / 2));
     attack("POST", REVIEWS, JSON, long.as_bytes(), 400, "a key has more than 65536 bytes");
     for tiny in ["{\"\":0},", "[0],", "\"\","] {
@@ -484,7 +485,7 @@ fn costly_bodies_are_refused_and_nodes_go_on() {
     let labels: Vec<String> = (0..60_000).map(|number| format!("\"-{number}\":\"\"")).collect();
     let labels = format!("{{\"metadata\":{{\"name\":\"attacker-5\",\"labels\":{{{}}}}}}}", labels.join(","));
     attack("PUT", "/api/v1/nodes/attacker-5", JSON, labels.as_bytes(), 422, "and 59968 more");
-    // SelfSubjectReview with a status whose field 99 nobody knows
+    // SelfSubjectReview with a status whose field 99 is unknown
     let unknown = b"k8s\0\n2\n\x18authentication.k8s.io/v1\x12\x11SelfSubjectReview";
     let mut unknown = unknown.to_vec();
     unknown[5] = u8::try_from(unknown.len() - 6).unwrap();

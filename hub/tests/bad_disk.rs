@@ -1,8 +1,8 @@
-//! A real hub on a disk that is full, read-only, failing or stalled, judged by what its callers notice.
+//! A real hub on a disk that is full, read-only, failing or stalled, judged by the effects on its callers.
 //!
-//! The disk is `kedge_rig::bad_disk`: deterministic, without privileges, changed while the hub runs. Nobody's wait is timed: a step
-//! ends when what it waits for is there. Left to others: cuts of power (`power_cuts`), random kills (`history`), and each rule by
-//! itself (unit tests of `store`).
+//! The disk is `kedge_rig::bad_disk`: deterministic, without privileges, changed while the hub runs. No wait
+//! is timed: a step ends when its condition is met. Left to others: cuts of power (`power_cuts`), random
+//! kills (`history`), and each rule by itself (unit tests of `store`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
@@ -25,11 +25,11 @@ const HUB: &str = env!("CARGO_BIN_EXE_kedge-hub");
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const NODES: &str = "/api/v1/nodes";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
-/// Silence after which a node is lost, and a little more.
+/// A little more than the silence after which a node is lost.
 const LOST: Duration = Duration::from_secs(53);
-/// A pass of the controller that marks nodes, and a little more.
+/// A little more than the interval at which the controller marks nodes.
 const PASS: Duration = Duration::from_secs(6);
-/// Renewals of each node where only the state is new, in which a thousand are accepted by another test.
+/// Renewals of each node where only the hub's state differs, because another test makes a thousand.
 const A_FEW: usize = 5;
 /// Longest wait for a hub to notice something: its own longest pause, several times.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -93,7 +93,7 @@ fn wait_for<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A change that is refused until the hub has noticed that its disk works; how often it was.
+/// Repeats a change that is refused until the hub has noticed that its disk works; returns the object.
 fn until_made(client: &mut Client, name: &str) -> Value {
     wait_for("a change on a disk that works again", || {
         let reply = client.post(MAPS, &map(name, 10));
@@ -107,7 +107,7 @@ fn until_made(client: &mut Client, name: &str) -> Value {
     })
 }
 
-/// Answered 503 with the reason and a time.
+/// Expects a 503 with a reason and a time; returns the message.
 #[track_caller]
 fn refused(reply: Reply) -> String {
     assert_eq!(reply.code, 503, "{reply:?}");
@@ -117,7 +117,7 @@ fn refused(reply: Reply) -> String {
     text
 }
 
-/// The checks of `/readyz` that fail; `/livez` must not.
+/// The failing checks of `/readyz`; `/livez` must not fail.
 fn unready(client: &mut Client) -> String {
     assert_eq!(message(client.get("/livez")), "ok", "a restart would not help");
     let reply = client.get("/readyz");
@@ -174,12 +174,12 @@ impl Nodes {
         list["items"].as_array().unwrap().iter().map(state).collect()
     }
 
-    /// A thousand renewals must be accepted whatever the disk does, with versions that rise.
+    /// A thousand renewals must be accepted whatever the disk does, with rising versions.
     fn renew(&mut self) {
         self.renew_each(1000 / Nodes::NODES);
     }
 
-    /// The same with so many of each.
+    /// The same with so many renewals of each node.
     fn renew_each(&mut self, times: usize) {
         thread::scope(|scope| {
             for (node, client) in self.0.iter_mut().enumerate() {
@@ -236,7 +236,7 @@ fn full_disk_takes_deletions_and_recovers_without_restart() {
     assert!(!made.is_empty());
     assert!(unready(&mut client).starts_with("[-]store-writable failed: full: since "));
 
-    // everybody else's changes, and renewals: the disk hardly notices
+    // changes of all others, and renewals: they hardly reach the disk
     let (failed, logged) = (board.disk.refused(), board.log().len());
     for number in 0..300 {
         let text = refused(client.post(MAPS, &map(&format!("more-{number}"), 100_000)));
@@ -244,16 +244,16 @@ fn full_disk_takes_deletions_and_recovers_without_restart() {
     }
     nodes.renew();
     let (failed, logged) = (board.disk.refused() - failed, board.log().len() - logged);
-    // a probe a second at first, and each is a few calls; the machine may be slow
+    // one probe a second at first, with a few calls each; the machine may be slow
     assert!(failed < 100 && logged < 8000, "{failed} failed calls and {logged} bytes of log for 300 changes");
     assert_eq!(metric(&mut client, "kedge_hub_store_writable"), 0);
     assert!(metric(&mut client, "kedge_hub_store_failures_total{sort=\"full\"}") > 0);
-    // all but those after a pause, of which each is longer than the one before
+    // all except those after a pause, each of which is longer than the one before
     assert!(metric(&mut client, "kedge_hub_store_refused_total") > 250);
 
-    // somebody else takes what is left: only the hub's own reserve counts
+    // another program takes the remaining space: only the hub's own reserve is left
     board.disk.leave_room(Some(0));
-    // a thief is not kept in
+    // a full disk must not keep a thief's access
     for node in ["edge-1", "edge-2"] {
         let revoked = hub.command(&["node", "revoke", node, "--force"]);
         assert_eq!(revoked.code, Some(0), "{}", revoked.err);
@@ -265,7 +265,7 @@ fn full_disk_takes_deletions_and_recovers_without_restart() {
     assert_eq!(names(&mut client), [""; 0]);
     assert_eq!(audited(), before, "the audit log took the room of deletions");
 
-    // the store has room inside now, although the disk has none
+    // the store now has unused pages, although the disk is full
     until_made(&mut client, "after");
     assert_eq!(unready(&mut client), "");
     board.disk.leave_room(None);
@@ -285,14 +285,14 @@ fn large_object_without_room_stops_no_small_one() {
     board.disk.leave_room(Some(512 * 1024));
     let (mut made, failed) = (0, board.disk.refused());
     for number in 0..10 {
-        // each asks again as soon as it was refused
+        // each retries as soon as it was refused
         let text = refused(client.post(MAPS, &map("large", 900_000)));
         assert!(text.contains("full"), "{text}");
         other.post(MAPS, &map(&format!("small-{number}"), 10)).expect(201);
         made += 1;
     }
     assert_eq!(names(&mut client).len(), made);
-    // a try whenever a pause has ended, with a few calls
+    // one attempt whenever a pause has ended, with a few calls
     let failed = board.disk.refused() - failed;
     assert!(failed < 30, "{failed} failed calls");
     let seen = unready(&mut client);
@@ -341,7 +341,7 @@ fn full_disk_recovers_when_deletions_fitted_without_the_reserve() {
     board.disk.leave_room(Some(512 * 1024));
     client.send("DELETE", MAPS, &[], b"").expect(200);
     assert!(board.data.join("reserve").exists(), "the reserve was used, which shows nothing here");
-    // what is in the log does not fit into the file
+    // the content of the log does not fit into the file
     board.disk.leave_room(Some(0));
     until_made(&mut client, "after");
     assert_eq!(unready(&mut client), "");
@@ -389,10 +389,10 @@ fn read_only_disk_still_starts_and_recovers_without_restart() {
     hub.kill();
     let key = board.data.join("pki/tokens.pem");
     for clean in [false, true] {
-        // as an older hub left the directory, which had none
+        // like a directory of an older hub, which had no key
         fs::remove_file(&key).unwrap();
         if clean {
-            // or the store, which had fewer namespaces and accounts
+            // or a store of one, which had fewer namespaces and accounts
             let store = rusqlite::Connection::open(board.data.join("state.db")).unwrap();
             let gone = "DELETE FROM objects WHERE namespace IN ('kube-public', 'kube-node-lease')
                 AND resource <> 'leases.coordination.k8s.io' OR name = 'kube-public'";
@@ -458,7 +458,7 @@ fn disk_that_turns_bad_refuses_changes_and_recovers() {
         let name = format!("kept-{sort}");
         client.post(MAPS, &map(&name, 10)).expect(201);
         fault(&board.disk, true);
-        // whether the first one was made is not known, and nobody claims to
+        // it is unknown whether the first one was made, and the answer does not claim to know
         let first = client.post(MAPS, &map(&format!("open-{sort}"), 10)).expect(500);
         assert!(first["message"].as_str().unwrap().contains("may or may not"), "{first}");
         refused(client.delete(&format!("{MAPS}/{name}")));
@@ -473,14 +473,15 @@ fn disk_that_turns_bad_refuses_changes_and_recovers() {
     assert_eq!(names(&mut board.start().admin()), seen);
 }
 
-/// What a connection that met a failed read believes afterwards is no verdict: it may call a sound store damaged, for ever.
+/// The verdict of a connection that met a failed read is not to be trusted: it may call a sound store
+/// damaged, for ever.
 #[test]
 fn reads_that_failed_for_a_while_are_no_damage() {
     let board = Board::new();
     let hub = board.start();
     let (mut client, mut nodes) = (hub.admin(), Nodes::new(&hub));
     board.disk.fail_reads(7);
-    // the log is folded back into the file when it has 4 MiB, and for that it is read
+    // the log is folded back into the file when it has 4 MiB, which reads it
     let mut made = 0;
     while client.post(MAPS, &map(&format!("large-{made}"), 900_000)).code == 201 {
         made += 1;
@@ -511,7 +512,7 @@ fn failed_flush_ends_in_a_restart_that_finds_one_of_two_states() {
         let mut hub = board.start();
         let clients: Vec<_> = (0..WRITERS).map(|_| hub.admin()).collect();
         board.disk.fail_syncs(None);
-        // all write at once; what each was told
+        // all write at once; collects the answer of each
         let told: Vec<_> = thread::scope(|scope| {
             let threads: Vec<_> = clients
                 .into_iter()
@@ -602,15 +603,15 @@ fn change_that_waits_behind_a_revocation_is_refused() {
     wait_for("the stall", || (board.disk.hanging() > 0).then_some(()));
     let denied = json!({"metadata": {"name": "kedge-denied"}, "data": {key: ""}});
     let revocation = begin(&client, "POST", MAPS.replace("default", "kube-system"), denied);
-    // with the request for the figure itself
+    // including the request for the figure itself
     wait_for("the revocation", || in_progress(&mut client, 3).then_some(()));
-    // of these one can be made as it was decided; the others meet its change and have to decide again
+    // one of these can be made as it was decided; the others meet its change and must decide again
     let changes: Vec<_> = (0..WAITING)
         .map(|number| {
             begin(&client, "PATCH", format!("{MAPS}/shared"), json!({"data": {"text": number.to_string()}}))
         })
         .collect();
-    // a thief who revokes somebody else
+    // a thief revokes another node
     let revokes = begin(&client, "POST", "/kedge/nodes/edge-1/revoke".to_owned(), json!({}));
     wait_for("the changes", || in_progress(&mut client, 4 + WAITING as u64).then_some(()));
     board.disk.hang_syncs(false);
@@ -655,7 +656,7 @@ fn stalled_disk_refuses_changes_and_loses_nothing() {
     let mut client = hub.admin();
     let found = names(&mut client);
     assert!(found == ["kept"] || found == ["kept", "stuck"], "{found:?}");
-    // a stall that ends leaves nothing behind
+    // a finished stall leaves no traces
     let mut one_more = hub.node("a");
     one_more.post("/api/v1/nodes", &json!({"metadata": {"name": "a"}})).expect(201);
     let mut waiting: Vec<Client> = (0..32).map(|_| one_more.another()).collect();
@@ -686,7 +687,8 @@ fn stalled_disk_refuses_changes_and_loses_nothing() {
     assert_eq!(unready(&mut client), "");
 }
 
-/// A machine with 40 MiB of memory: the store gets half, of which 4 MiB are for deletions; connections a quarter, and so on.
+/// A machine with 40 MiB of memory: the store gets half, of which 4 MiB are for deletions; connections a
+/// quarter, and so on.
 #[test]
 fn small_machine_gets_a_small_store() {
     const MIB: u64 = 1024 * 1024;
@@ -715,7 +717,7 @@ fn small_machine_gets_a_small_store() {
         client.delete(&format!("{MAPS}/{name}")).expect(200);
     }
     until_made(&mut client, "after");
-    // an eighth of the connections is for all that are anonymous together, wherever they come from
+    // an eighth of the connections is for all anonymous callers together, wherever they come from
     let anonymous = hub.anonymous();
     let mut open: Vec<Client> = (1..=60).map(|from| anonymous.from(from)).collect();
     let codes: Vec<u16> = open.iter_mut().map(|client| client.get("/livez").code).collect();
@@ -724,13 +726,13 @@ fn small_machine_gets_a_small_store() {
     nodes.renew_each(A_FEW);
 }
 
-/// Pages that each commit in the write-ahead log wrote, in order.
+/// The number of pages that each commit wrote to the write-ahead log, in order.
 fn commits(data: &Path) -> Vec<usize> {
     const HEADER: usize = 32;
     const FRAME: usize = 24 + 4096;
     let log = fs::read(data.join("state.db-wal")).unwrap();
     let (header, frames) = log.split_at(HEADER);
-    // what an older log left behind has other salts
+    // frames of an older log have other salts
     let current = frames.chunks_exact(FRAME).take_while(|frame| frame[8..16] == header[16..24]);
     let mut commits = vec![0];
     for frame in current {
@@ -744,7 +746,7 @@ fn commits(data: &Path) -> Vec<usize> {
     commits
 }
 
-/// Changes wait while the disk hangs: they are committed 2 MiB and one object at a time.
+/// Changes wait while the disk hangs: afterwards they are committed in pieces of 2 MiB and one object.
 #[test]
 fn changes_that_waited_are_committed_in_pieces() {
     const BYTES: usize = 900_000;
@@ -755,7 +757,7 @@ fn changes_that_waited_are_committed_in_pieces() {
     let mut round = 0;
     let made = wait_for("a machine that decodes them before the stall is noticed", || {
         round += 1;
-        // all but the last byte of each is there before the disk hangs
+        // everything except the last byte of each has arrived before the disk hangs
         let mut waiting: Vec<Client> = (0..WAITING).map(|_| hub.admin()).collect();
         for (number, client) in waiting.iter_mut().enumerate() {
             let body = map(&format!("m{round}-{number}"), BYTES).to_string();
@@ -771,7 +773,7 @@ fn changes_that_waited_are_committed_in_pieces() {
         let first = thread::spawn(move || first.post(MAPS, &map(&format!("first-{round}"), 10)).code);
         wait_for("the stall", || (board.disk.hanging() > 0).then_some(()));
         waiting.iter_mut().for_each(|client| client.write_raw(b"}").unwrap());
-        // with the first and the request for the figure itself
+        // including the first and the request for the figure itself
         let all = |client: &mut Client| metric(client, "apiserver_current_inflight_requests") >= WAITING + 2;
         let noticed = |client: &mut Client| !unready(client).is_empty();
         wait_for("the changes", || (all(&mut client) || noticed(&mut client)).then_some(()));
@@ -786,7 +788,8 @@ fn changes_that_waited_are_committed_in_pieces() {
     assert!((3..=1 + WAITING).contains(&made), "{made} commits");
 }
 
-/// Renewals are written at a stop: 2000 of them, or 2 MiB and one Lease, at a time. On a slow machine some were before it.
+/// Renewals are written at a stop: at most 2000 of them, or 2 MiB and one Lease, at a time. On a slow machine
+/// some were written before.
 #[test]
 fn renewals_are_written_in_pieces() {
     const PIECE: usize = 2000;
@@ -824,7 +827,7 @@ fn renewals_are_written_in_pieces() {
     let written = |name: &str, count: usize| {
         let hub = board.start();
         let mut client = hub.admin();
-        // the log is not folded back while somebody reads the store
+        // the log is not folded back while another connection reads the store
         let store = open();
         store.execute_batch("BEGIN; SELECT count(*) FROM objects").unwrap();
         let before = commits(&board.data).len();
@@ -844,8 +847,8 @@ fn renewals_are_written_in_pieces() {
     assert!((2..10).contains(&found.len()), "{found:?}");
 }
 
-/// One hub is stopped for longer than the grace period of its nodes, and the disk of another stands still for as long. It takes a minute
-/// and no work: by its name it begins with the first.
+/// One hub is stopped for longer than the grace period of its nodes, and the disk of another stalls for as
+/// long. Runs for a minute but idles; its name begins with `all` so that libtest starts it early.
 #[test]
 fn all_nodes_stay_ready_over_a_long_stall() {
     let (frozen, slow) = (Board::new(), Board::new());
@@ -870,7 +873,7 @@ fn all_nodes_stay_ready_over_a_long_stall() {
     }
     hub.signal("CONT");
     slow.disk.hang_syncs(false);
-    // its nodes were not heard, because it could not hear
+    // its nodes were not heard, because the hub itself was stopped
     wait_for("the line about it", || frozen.log().contains("the hub stood still for ").then_some(()));
     assert_eq!(Nodes::ready(&mut client), ["True"; Nodes::NODES], "marked by a hub that stood still");
     frozen_nodes.renew_each(A_FEW);
@@ -879,7 +882,7 @@ fn all_nodes_stay_ready_over_a_long_stall() {
     for client in [&mut client, &mut slow_client] {
         assert_eq!(Nodes::ready(client), ["True"; Nodes::NODES], "marked after the stall");
     }
-    // given up on after 30 s, and made all the same
+    // the request gave up after 30 s, and its change was made all the same
     assert_eq!(stuck.join().unwrap(), 504);
     assert_eq!(names(&mut slow_client), ["stuck"]);
     hub.kill();

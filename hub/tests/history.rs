@@ -1,9 +1,9 @@
-//! Clients that read, write, patch, delete, list and watch at random while the hub is killed at random; what they saw is
-//! judged afterwards by `history_check`.
+//! Clients that read, write, patch, delete, list and watch at random while the hub is killed at random;
+//! afterwards `history_check` judges their observations.
 //!
-//! Some kills in every run; `KEDGE_HISTORY_KILLS=120` is the long form, and `KEDGE_HISTORY_SEED` repeats a run's choices (not its
-//! timing). The negative control is the same run over stores that are broken on purpose, behind the same server: each must
-//! be caught, or the check proves nothing.
+//! Every run has some kills; `KEDGE_HISTORY_KILLS=120` is the long form, and `KEDGE_HISTORY_SEED` repeats a
+//! run's choices (not its timing). The negative control is the same run over deliberately broken stores,
+//! behind the same server: each must be caught, or the check proves nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
@@ -33,16 +33,16 @@ const SHARED: u64 = 5;
 const KILLS: u64 = 30;
 /// Runs that end by a failed flush.
 const FAILED_FLUSHES: u64 = 6;
-/// Between start and kill at least so much is seen, and so much more as is drawn.
+/// Least number of records between start and kill; a random number is added.
 const LEAST_RECORDS: usize = 40;
 const MORE_RECORDS: u64 = 200;
-/// Far more than it takes on a busy machine.
+/// Far longer than a run takes on a busy machine.
 const LONGEST_RUN: Duration = Duration::from_secs(120);
 /// The store that the child process runs on; not set in the test itself.
 const BROKEN: &str = "KEDGE_HISTORY_STORE";
 const DIRECTORY: &str = "KEDGE_HISTORY_DIRECTORY";
 
-/// What everybody saw, and the counter that orders it.
+/// The observations of all clients, and the counter that orders them.
 #[derive(Default)]
 struct Notes {
     clock: AtomicU64,
@@ -73,7 +73,7 @@ fn version(value: &Value) -> u64 {
     value["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
 }
 
-/// One request; `None` when the connection broke or the hub is busy going down.
+/// Makes one request; `None` when the connection broke or the hub is stopping.
 fn ask(client: &mut Client, method: &str, path: &str, media: &str, body: &Value) -> Option<(u16, Value)> {
     let text = if body.is_null() { String::new() } else { body.to_string() };
     let reply = client.try_send(method, path, &[("content-type", media)], text.as_bytes()).ok()?;
@@ -140,7 +140,8 @@ fn step(
         7 if !own.is_empty() => {
             let name = own.swap_remove(usize::try_from(random.below(own.len() as u64)).unwrap());
             let outcome = ask(client, "DELETE", &format!("{MAPS}/{name}"), JSON, &Value::Null);
-            // without an answer it may be gone or not: from now on nothing is claimed of it
+            // without an answer it is unknown whether the object is gone: from now on nothing is claimed
+            // about it
             let ended = if outcome.is_some() { notes.now() } else { u64::MAX };
             notes.add(Record::Deleted { name, started, ended });
             outcome?;
@@ -164,7 +165,8 @@ fn listed(list: &Value, started: u64) -> Record {
     Record::List { version: version(list), items: items.iter().map(item).collect(), started }
 }
 
-/// Watches from `resume` (version and segment), or lists first. Returns where the next run goes on.
+/// Watches from `resume` (version and segment), or lists first. Returns the point from which the next run
+/// resumes.
 fn watch(client: &mut Client, notes: &Notes, resume: Option<(u64, u64)>) -> Option<(u64, u64)> {
     let (mut at, segment) = match resume {
         Some(resume) => resume,
@@ -184,7 +186,7 @@ fn watch(client: &mut Client, notes: &Notes, resume: Option<(u64, u64)>) -> Opti
     };
     while notes.goes_on() {
         let Some(event) = watch.next() else { return Some((at, segment)) };
-        // what happened in between is forgotten: list again
+        // the hub has forgotten the changes in between: list again
         if event["type"] == "ERROR" {
             return None;
         }
@@ -195,7 +197,7 @@ fn watch(client: &mut Client, notes: &Notes, resume: Option<(u64, u64)>) -> Opti
     Some((at, segment))
 }
 
-/// One run of the hub, ended by a kill or what else `end` does.
+/// One run of the hub, ended by a kill or by `end`.
 fn run_once(
     hub: Hub,
     end: &dyn Fn(Hub),
@@ -227,7 +229,7 @@ fn run_once(
                 let (mut own, id) = (Vec::new(), format!("c{number}-r{round}"));
                 while notes.goes_on() {
                     if step(&mut client, &mut random, &notes, &mut own, &id).is_none() {
-                        // a broken connection, or an object that is not there: the next step finds out
+                        // a broken connection, or an object that does not exist: the next step finds out
                         client = client.another();
                     }
                 }
@@ -248,7 +250,7 @@ fn run_once(
             })
         })
         .collect();
-    // so much happens, however slow the machine is
+    // enough to happen in a run, however slow the machine is
     let enough = notes.count() + LEAST_RECORDS + usize::try_from(random.below(MORE_RECORDS)).unwrap();
     let until = Instant::now() + LONGEST_RUN;
     while notes.count() < enough {
@@ -261,7 +263,8 @@ fn run_once(
     *resume = watchers.into_iter().map(|watcher| watcher.join().unwrap()).collect();
 }
 
-/// Runs hubs until `kills` hubs were killed; stops earlier when `caught`, asked after each run, returns true.
+/// Runs hubs until `kills` hubs were killed; stops earlier when `caught`, called after each run, returns
+/// true.
 fn run(
     kills: u64,
     seed: u64,
@@ -317,7 +320,8 @@ fn randomly_killed_hub_keeps_every_promise() {
     );
 }
 
-/// The hub ends by itself because a flush failed, while its clients write; what they were told holds after its next start.
+/// The hub ends by itself because a flush failed, while its clients write; the answers that they got are
+/// still true after its next start.
 #[test]
 fn failed_flushes_keep_every_promise() {
     let (folder, seed) = (scratch(), seed());
@@ -340,7 +344,7 @@ fn failed_flushes_keep_every_promise() {
     assert!(found.is_empty(), "seed {seed}: {} violations, for example {:#?}", found.len(), found.first());
 }
 
-/// A store that does not keep what it promised.
+/// A store that does not keep its promises.
 struct BrokenStore {
     real: Sqlite,
     how: String,
@@ -354,7 +358,8 @@ impl Store for BrokenStore {
         }
         let mut highest: u64 = 0;
         self.real.load(&mut |record| highest = highest.max(record.revision))?;
-        // as a store would that reserves nothing and loses the last revisions: it goes on from what it finds
+        // like a store that reserves nothing and loses the last revisions: it continues from the remaining
+        // ones
         let found = highest.saturating_sub(20);
         self.real.load(&mut |record| each(Stored { revision: record.revision.min(found), ..record }))?;
         Ok(Spaces::both(Marks { reserved: found, clean: None }))
@@ -362,7 +367,7 @@ impl Store for BrokenStore {
 
     fn commit(&mut self, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) -> Result<(), StoreError> {
         self.commits += 1;
-        // as a disk would that loses a flush now and then
+        // like a disk that loses a flush now and then
         let forgets = self.how == "forgets" && self.commits > 12 && self.commits.is_multiple_of(5);
         let kept = if forgets { &[][..] } else { changes };
         self.real.commit(kept, reserved)

@@ -1,7 +1,9 @@
-//! Compares the pages of limits with the hub: the table of served kinds row by row, and each limit with the test that proves it.
+//! Compares the pages of limits with the hub: the table of served kinds row by row, and each limit with the
+//! test that proves it.
 //!
-//! Always holds: a row of the table "Limits" names the tests of [`PROOFS`], each of which exists. The tests below are of limits that no
-//! other test meets: each asks for exactly as much as the page allows, and for one more.
+//! Always holds: a row of the table "Limits" names the tests of [`PROOFS`], each of which exists. The tests
+//! below are for limits that no other test reaches: each requests exactly as much as the page allows, and one
+//! more.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
@@ -22,8 +24,8 @@ const REVISIONS: &str = "/apis/apps/v1/namespaces/default/controllerrevisions";
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// The rows of the table "Limits", and the tests that meet them: `file: test`. Those in `src` and `core` test what a process reaches only
-/// after minutes, gigabytes or thousands of callers.
+/// The rows of the table "Limits", and the tests that reach them: `file: test`. Tests in `src` and `core` are
+/// for limits that a process reaches only after minutes, gigabytes or thousands of callers.
 const PROOFS: &[(&str, &str)] = &[
     ("request head", "tests/api/abuse.rs: bad_requests_get_an_error_and_others_are_served"),
     ("request head", "tests/attacks.rs: ambiguous_requests_are_refused"),
@@ -76,7 +78,8 @@ const PROOFS: &[(&str, &str)] = &[
         "changes of one Lease that its renewals overtake",
         "src/store/writer.rs: change_of_a_lease_wins_against_a_flood_of_renewals",
     ),
-    // 2048 changes cannot wait for one commit: no more requests are in progress at a time, the one that reads the figures among them
+    // 2048 changes cannot wait for one commit: fewer requests may be in progress at a time, including the one
+    // that reads the figures
     ("changes in one commit", "tests/bad_disk.rs: changes_that_waited_are_committed_in_pieces"),
     ("changes in one commit", "tests/bad_disk.rs: renewals_are_written_in_pieces"),
     ("changes that wait for the disk", "tests/bad_disk.rs: stalled_disk_refuses_changes_and_loses_nothing"),
@@ -231,7 +234,7 @@ fn rows<'a>(page: &'a str, titles: &str) -> Vec<&'a str> {
     table.skip(2).take_while(|line| line.starts_with('|')).collect()
 }
 
-/// The row of a kind as the document must have it.
+/// The row that the document must have for a kind.
 fn row(kind: &Kind) -> String {
     let mut parts = Vec::new();
     if kind.status {
@@ -290,7 +293,7 @@ fn send(client: &mut Client, method: &str, path: &str, media: &str, body: &[u8])
     client.send(method, path, &[("content-type", media), ("prefer", "return=minimal")], body)
 }
 
-/// Creates, or tries to; the status.
+/// Sends a creation; returns the status.
 fn made(client: &mut Client, path: &str, value: &Value) -> u16 {
     send(client, "POST", path, "application/json", value.to_string().as_bytes()).code
 }
@@ -330,7 +333,7 @@ fn objects_have_their_limits() {
     };
     check(MAPS, &owners, 1000, 422);
     let revision = |data: Value| json!({"revision": 1, "data": data});
-    // with the object itself and its data
+    // with the levels of the object itself and its data
     let nested = |levels: usize| revision((3..=levels).fold(json!({}), |inner, _| json!({ "a": inner })));
     check(REVISIONS, &nested, 127, 400);
     let keyed = |bytes: usize| revision(json!({"k".repeat(bytes): 1}));
@@ -348,7 +351,7 @@ fn objects_have_their_limits() {
     assert_eq!(made(&mut admin, "/api/v1/namespaces/kube-system/configmaps", &denied(KIB * KIB + 1)), 422);
     let body = |bytes| padded(&json!({"metadata": {"name": "padded"}}), bytes);
     for (bytes, expect) in [(3 * KIB * KIB + 1, 413), (3 * KIB * KIB, 201)] {
-        // a connection on which too much is sent ends with the refusal
+        // after a body that is too large the connection ends with the refusal
         let code = send(&mut admin.another(), "POST", MAPS, "application/json", &body(bytes)).code;
         assert_eq!(code, expect);
     }
@@ -411,7 +414,7 @@ fn pool(admin: &mut Client, name: &str) -> u64 {
     text.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap().parse().unwrap()
 }
 
-/// Another connection with a request whose body of this length has begun.
+/// Another connection with a request of this length, the body of which has begun.
 fn begun(node: &Client, length: usize, body: &[u8]) -> Client {
     let mut client = node.another();
     let head = format!(
@@ -439,10 +442,10 @@ fn one_node_has_its_limits() {
         wait_for(count);
     }
     assert_eq!(begun(&node, 5000, &[b' '; 5000]).read_reply().unwrap().code, 429);
-    // and one that is small
+    // and a small one
     node.post(REVIEWS, &json!({})).expect(201);
     drop(open);
-    // 8 MiB of them: what comes after two of almost 3 MiB is too much
+    // 8 MiB of them: after two of almost 3 MiB another one is too much
     let piece = vec![b' '; 2_900_000];
     let open: Vec<Client> = (0..2).map(|_| begun(&node, piece.len() + 1, &piece)).collect();
     wait_for(2 * piece.len() as u64);
@@ -456,14 +459,14 @@ fn one_node_has_its_limits() {
         |bytes: usize| json!({"metadata": {"name": "a"}, "spec": {"holderIdentity": "x".repeat(bytes)}});
     assert_eq!(made(&mut node, LEASES, &lease(9000)), 413);
     assert_eq!(made(&mut node, LEASES, &lease(7000)), 201);
-    // a burst of 1000 requests, or of bodies that take as long
+    // a burst of 1000 requests, or of bodies that cost as much
     let dear = padded(&json!({}), 3 * 1024 * 1024);
     for _ in 0..2 {
         assert_eq!(send(&mut node.another(), "POST", REVIEWS, "application/json", &dear).code, 201);
     }
     let refused = node.get("/version");
     assert_eq!((refused.code, refused.header("retry-after").len()), (429, 1));
-    // it is heard all the same, ten times at once
+    // its renewals are accepted all the same, ten at once
     let mut renew = |second: usize| {
         let renewal = json!({"spec": {"renewTime": format!("2026-11-22T17:00:{second:02}.000000Z")}});
         node.patch("merge", &format!("{LEASES}/a"), &renewal).code
@@ -473,7 +476,8 @@ fn one_node_has_its_limits() {
     hub.node("b").get("/version").expect(200);
 }
 
-/// The token tells when it was made; one that is forged to be older is refused as it will be then.
+/// The token contains the time when it was made; one that is forged to be older is refused as the real one
+/// will be then.
 #[test]
 fn continue_token_expires() {
     const LIFE_SECS: i64 = 300;
@@ -538,14 +542,14 @@ fn full_hub_lists_in_pages_and_deletes_the_oldest_events() {
     }
 }
 
-/// Pending for a day, and answered for an hour: those that are older go, the others stay.
+/// Pending for a day, and answered for an hour: older ones are deleted, the others stay.
 #[test]
 fn old_certificate_requests_are_deleted() {
     const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
     let mut hub = Hub::new();
     let mut admin = hub.admin();
     for name in ["pending", "denied", "older", "answered"] {
-        // of a signer that is not the hub's: nothing else happens to it
+        // of a signer that is not the hub's, so that nothing else happens to it
         let key = rcgen::KeyPair::generate().unwrap();
         let asked = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
         let spec = json!({"request": STANDARD.encode(asked), "signerName": "example.com/own", "usages": ["client auth"]});
@@ -607,7 +611,7 @@ fn change_of_a_lease_is_made_between_its_renewals() {
     let lease = format!("{LEASES}/a");
     let (done, begun) = (std::sync::atomic::AtomicBool::new(false), std::sync::Barrier::new(4));
     let codes = std::thread::scope(|scope| {
-        // administrators have no rate that would end the flood
+        // administrators, because they have no rate limit that would end the flood
         let floods = [0, 1, 2].map(|flood| {
             let (mut client, lease, done, begun) = (admin.another(), &lease, &done, &begun);
             scope.spawn(move || {
@@ -634,7 +638,7 @@ fn change_of_a_lease_is_made_between_its_renewals() {
         done.store(true, std::sync::atomic::Ordering::Relaxed);
         floods.map(|flood| flood.join().unwrap())
     });
-    // a renewal that has to wait longer than a second is refused
+    // a renewal that has to wait for longer than a second is refused
     assert!(codes.iter().flatten().all(|code| matches!(code, 200 | 429)), "{codes:?}");
     assert_eq!(admin.get(&lease).expect(200)["metadata"]["labels"]["l"], "9");
 }

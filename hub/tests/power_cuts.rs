@@ -1,11 +1,14 @@
-//! A real hub on a real file system, cut at every flush: nothing acknowledged is lost, and no version is handed out twice.
+//! A real hub on a real file system, cut at every flush: nothing acknowledged is lost, and no version is
+//! handed out twice.
 //!
-//! The hub runs on a disk whose every write is logged: a first start with its authority and store, clients that write at once, an
-//! orderly stop, a log full enough to be copied back, a kill, a recovery. Then the disk is rebuilt as a cut at each flush and at
-//! each acknowledgement could have left it, with nothing and with random parts of what was on its way, and the hub is started
-//! on each. The checker is checked: a hub whose syncs do nothing must be caught.
+//! The hub runs on a disk whose writes are all logged: a first start with its authority and store, clients
+//! that write at once, an orderly stop, a log that is full enough to be copied back, a kill, a recovery. Then
+//! the disk is rebuilt as a cut at each flush and at each acknowledgement could have left it, with none and
+//! with random parts of the unflushed writes, and the hub is started on each. The checker is checked: a hub
+//! whose syncs do nothing must be caught.
 //!
-//! Needs what `kedge_rig::logged_disk` needs: where that is missing nothing is shown, and under CI=true that is a failure.
+//! It has the requirements of `kedge_rig::logged_disk`: if they are not met the test is skipped, and under
+//! CI=true that is a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
@@ -29,34 +32,36 @@ use server::{Client, Hub};
 const HUB: &str = env!("CARGO_BIN_EXE_kedge-hub");
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n";
-/// Writers at once, so that what they write is committed together.
+/// Concurrent writers, so that their writes are committed together.
 const WRITERS: u64 = 3;
-/// Objects of each.
+/// Objects of each writer.
 const OBJECTS: u64 = 3;
 /// Writes of each writer in each part of the run.
 const STEPS: u64 = 18;
 /// A content large enough for the write-ahead log to be copied back while clients write.
 const LARGE: usize = 100_000;
-/// The violation of an object that went back.
+/// The violation of an object that went back to an older state.
 const LOST: &str = "older than its last acknowledged write";
-/// A disk with room for the log. The journal is committed every second, so that what nobody synced reaches the disk, too.
+/// A disk with room for the log. The journal is committed every second, so that unsynced writes reach the
+/// disk, too.
 const fn roomy(file_system: FileSystem, options: &'static str) -> FileSystem {
     FileSystem { mib: 48, options, ..file_system }
 }
 
-/// One write, or what a read has shown: what the object is afterwards (`None`: gone), and when that was acknowledged, with the version
-/// then.
+/// One write, or the result of a read: the state of the object afterwards (`None`: deleted), and the time of
+/// the acknowledgement, with the version then.
 #[derive(Debug, Clone)]
 struct Step {
     content: Option<String>,
     acknowledged: Option<(u64, u64)>,
 }
 
-/// What the clients saw: each object's writes in order, and the end of each run of the hub.
+/// The observations of the clients: each object's writes in order, and the end of each run of the hub.
 #[derive(Debug, Default)]
 struct History {
     objects: BTreeMap<String, Vec<Step>>,
-    /// Every version that was handed out, and when. Renewals too: they may be lost, but never their number.
+    /// Every version that was handed out, with its time. Includes renewals: they may be lost, but their
+    /// versions must not be reused.
     versions: Vec<(u64, u64)>,
     /// When the authority was first used, and its administrator's kubeconfig.
     ready: Option<(u64, String)>,
@@ -75,7 +80,7 @@ fn version(value: &Value) -> u64 {
     value["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
 }
 
-/// A run of hubs that is being recorded.
+/// A series of hubs that is being recorded.
 struct Run<'a> {
     clock: LogClock,
     program: &'a Path,
@@ -109,7 +114,8 @@ impl Run<'_> {
         });
     }
 
-    /// All writers at once until the hub, whose flushes fail, has ended by itself; then what a new one shows.
+    /// Lets all writers write until the hub has ended by itself because of failed flushes; then records the
+    /// state that a new one shows.
     fn fail(&mut self, mut hub: Hub, disk: &BadDisk) -> Hub {
         let first = self.count;
         self.count += STEPS;
@@ -127,7 +133,7 @@ impl Run<'_> {
         hub
     }
 
-    /// What is shown is durable, whoever wrote it.
+    /// Records the state that the hub shows: it must be durable, whichever client wrote it.
     fn read(&self, hub: &Hub) {
         let list = hub.admin().get(MAPS).expect(200);
         let now = self.clock.now();
@@ -141,7 +147,7 @@ impl Run<'_> {
         }
     }
 
-    /// Renewals, which are acknowledged before they are on disk.
+    /// Makes renewals, which are acknowledged before they are on disk.
     fn renew(&self, hub: &Hub) {
         let mut client = hub.admin();
         for _ in 0..STEPS {
@@ -161,7 +167,7 @@ impl Run<'_> {
         }
     }
 
-    /// The Lease, once nothing of it is only in memory.
+    /// Stops the hub, and records the Lease, which is then entirely on disk.
     fn stop(&self, hub: Hub) {
         let lease = hub.admin().get(LEASE).expect(200);
         hub.terminate();
@@ -179,7 +185,8 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// One write of one of its objects: made, replaced, patched, deleted, by turns. `None`: the hub could not make it, or did not say.
+    /// Makes one write of one of its objects: created, replaced, patched, deleted, in turns. `None`: the hub
+    /// could not make it, or did not answer.
     fn step(&mut self, count: u64, bytes: usize) -> Option<()> {
         let name = format!("w{}-{}", self.number, count % OBJECTS);
         let path = format!("{MAPS}/{name}");
@@ -224,7 +231,8 @@ fn start(program: &Path, data_dir: &Path) -> Hub {
     Hub::spawn(command, data_dir)
 }
 
-/// A first start, writes, an orderly stop; then by the program `later` a log that is copied back, a kill, a recovery, writes.
+/// A first start, writes, an orderly stop; then by the program `later` a log that is copied back, a kill, a
+/// recovery, writes.
 fn execute(disk: &LoggedDisk, later: &Path) -> History {
     let history = Arc::new(Mutex::new(History::default()));
     let (clock, data_dir) = (disk.clock(), disk.mount().join("hub"));
@@ -244,7 +252,8 @@ fn execute(disk: &LoggedDisk, later: &Path) -> History {
     Arc::into_inner(history).unwrap().into_inner().unwrap()
 }
 
-/// A hub whose flush fails while clients write, twice; what the next one shows must survive any cut.
+/// A hub whose flush fails while clients write, twice; the state that the next one shows must survive any
+/// cut.
 fn execute_failing(disk: &LoggedDisk, bad: &BadDisk) -> History {
     let history = Arc::new(Mutex::new(History::default()));
     let (clock, data_dir) = (disk.clock(), disk.mount().join("hub"));
@@ -259,10 +268,10 @@ fn execute_failing(disk: &LoggedDisk, bad: &BadDisk) -> History {
     Arc::into_inner(history).unwrap().into_inner().unwrap()
 }
 
-/// Starts the hub on what the cut left.
+/// Starts the hub on the disk that the cut left.
 ///
 /// # Panics
-/// Something is not as it must be.
+/// A promise is broken.
 fn judge(history: &History, rebuilt: &Rebuilt<'_>) -> Result<(), String> {
     let mounted = rebuilt.mount()?;
     let at = rebuilt.cut.at;
@@ -286,7 +295,7 @@ fn judge(history: &History, rebuilt: &Rebuilt<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// The object is as its last acknowledged write or a later one left it, with the version of that write.
+/// The object is in the state of its last acknowledged write or a later one, with the version of that write.
 fn check_object(name: &str, steps: &[Step], cut: u64, found: Option<&Value>) {
     let acknowledged = |step: &Step| step.acknowledged.is_some_and(|(at, _)| at <= cut);
     let last = steps.iter().rposition(acknowledged);
@@ -303,7 +312,7 @@ fn check_object(name: &str, steps: &[Step], cut: u64, found: Option<&Value>) {
     }
 }
 
-/// A Lease that was made is there, and not older than an orderly stop left it.
+/// A Lease that was made exists, and is not older than an orderly stop left it.
 fn check_lease(history: &History, cut: u64, client: &mut Client) {
     let Some((_, durable)) = history.lease.iter().rev().find(|(at, _)| *at <= cut) else { return };
     let lease = client.get(LEASE).expect(200);

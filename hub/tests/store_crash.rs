@@ -1,8 +1,10 @@
-//! The hub killed in the middle of writes, again and again: nothing acknowledged is lost, no version goes back.
+//! The hub killed in the middle of writes, again and again: nothing acknowledged is lost, no version goes
+//! back.
 //!
-//! Four clients create and update ConfigMaps over TLS and note every answer; the process is killed without warning and started
-//! again on the same directory. A renewal of a Lease alone may be lost, but never its Lease. And a directory of an older hub, whose
-//! first start under this one is killed at one moment after the other, has everything in it as it was.
+//! Four clients create and update ConfigMaps over TLS and note every answer; the process is killed without
+//! warning and started again on the same directory. A renewal of a Lease alone may be lost, but never its
+//! Lease. A directory of an older hub, whose first start under this one is killed at various moments, still
+//! has all its objects unchanged.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
@@ -21,7 +23,7 @@ use server::{Client, Hub, scratch};
 /// Kills in one run; each costs about a third of a second.
 const KILLS: usize = 6;
 const CLIENTS: usize = 4;
-/// Between start and kill.
+/// Time between start and kill.
 const ALIVE: Duration = Duration::from_millis(250);
 
 /// The last acknowledged content and version of each object.
@@ -33,7 +35,7 @@ fn version(value: &Value) -> u64 {
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// Writes one step of a client's own objects; the answer is noted only when it was read whole.
+/// Writes one step of a client's own objects; the answer is noted only if it was read completely.
 fn step(client: &mut Client, name: &str, count: u64, known: bool) -> Option<u64> {
     let value = json!({"metadata": {"name": name}, "data": {"count": count.to_string()}});
     let json = [("content-type", "application/json")];
@@ -44,7 +46,7 @@ fn step(client: &mut Client, name: &str, count: u64, known: bool) -> Option<u64>
     };
     let reply = reply.ok()?;
     assert!(matches!(reply.code, 200 | 201 | 409 | 503), "{}", String::from_utf8_lossy(&reply.body));
-    // a create of the run before may have been made without its answer getting through
+    // a create of the previous run may have been made although its answer was lost
     if reply.code > 201 { None } else { Some(version(&reply.json())) }
 }
 
@@ -79,7 +81,7 @@ fn check(hub: &Hub, acknowledged: &Acknowledged) -> u64 {
         let item =
             found.get(name.as_str()).unwrap_or_else(|| panic!("{name} was acknowledged at {at} and is gone"));
         let stored: u64 = item["data"]["count"].as_str().unwrap().parse().unwrap();
-        // one write may have been made whose answer never came
+        // one write may have been made whose answer never arrived
         assert!(stored == *count || stored == count + 5, "{name}: acknowledged {count}, found {stored}");
         assert!(version(item) >= *at, "{name}: acknowledged version {at}, found {}", version(item));
     }
@@ -146,7 +148,7 @@ fn lost_renewal_keeps_lease_and_versions() {
     assert_eq!(version(&found), version(&renewed));
 }
 
-/// Makes the store one of version 1 again, with that version's own statements.
+/// Converts the store back to version 1, with that version's own statements.
 fn turn_back(data_dir: &std::path::Path) {
     let store = rusqlite::Connection::open(data_dir.join("state.db")).unwrap();
     let statements = "BEGIN; ALTER TABLE objects RENAME TO present;
@@ -162,16 +164,16 @@ fn turn_back(data_dir: &std::path::Path) {
     forget_marker(data_dir);
 }
 
-/// Hubs of those versions made none.
+/// Hubs of those versions had no marker.
 fn forget_marker(data_dir: &std::path::Path) {
     std::fs::remove_file(data_dir.join("pki/store-marker")).unwrap();
 }
 
-/// The same for version 2, in which all kinds counted together.
+/// The same for version 2, in which all kinds shared one space of revisions.
 fn turn_back_to_2(store: &std::path::Path) {
     let content = std::fs::read(store).unwrap();
     if let Some(end) = content.windows(6).rposition(|window| window == b"sha256") {
-        // the last line of a backup, which had none
+        // removes the last line of a backup, which that version did not have
         std::fs::write(store, &content[..end - "\nkedge-hub backup ".len()]).unwrap();
     }
     let store = rusqlite::Connection::open(store).unwrap();
@@ -216,7 +218,7 @@ fn store_and_backup_of_version_2_go_on() {
         for (kind, before) in [MAPS, LEASES].into_iter().zip(&before) {
             let after = client.get(kind).expect(200);
             assert_eq!(after["items"], before["items"], "{kind} in {}", data.display());
-            // nobody knows which of the versions below were handed out, of either space
+            // it is unknown which of the versions below were handed out, in either space
             assert!(version(&after) >= reserved, "{kind} in {}", data.display());
         }
         let renewal = json!({"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}});
@@ -247,7 +249,7 @@ fn upgrade_survives_killed_first_starts() {
         command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.path());
         command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         let mut starting = command.spawn().unwrap();
-        // wherever it is by then: each state in between is a unit test of the store
+        // at any point of the upgrade: each state in between has a unit test of the store
         let until = Instant::now() + Duration::from_millis(15 * kill as u64);
         while Instant::now() < until {
             std::thread::yield_now();
@@ -298,11 +300,11 @@ fn long_start_extends_the_systemd_timeout() {
     let store = || rusqlite::Connection::open(folder.path().join("state.db")).unwrap();
     let filled =
         |mib: usize| format!("CREATE TABLE x (y); INSERT INTO x VALUES (zeroblob({mib} * 1048576));");
-    // unused pages that are given back
+    // unused pages to be given back
     store().execute_batch(&format!("{} DROP TABLE x;", filled(20))).unwrap();
     asked(120 + 20);
     assert_eq!(messages_of_a_start().len(), 1);
-    // much to read
+    // much data to read
     store().execute_batch(&filled(66)).unwrap();
     asked(120 + 33);
 }

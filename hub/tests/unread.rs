@@ -1,7 +1,9 @@
-//! Bytes that nobody reads, in every way in which a caller gets bytes: the hub's memory grows by what its pools say.
+//! Bytes that clients do not read, in every form in which they get bytes: the hub's memory grows only by the
+//! amount in its pools.
 //!
-//! Clients ask over links on which little is under way at a time, and read the head of the answer alone. Always holds: no test measures
-//! time; what a form takes is read from the process and from `/metrics` while its readers stand, and a node renews meanwhile.
+//! The clients use links on which few bytes are in flight, and read only the head of the answer. Always
+//! holds: no test measures time; the memory of a form is read from the process and from `/metrics` while its
+//! readers are connected, and a node renews meanwhile.
 
 #![allow(clippy::unwrap_used, reason = "a failed step ends the test")]
 
@@ -24,20 +26,20 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 const NODES: &str = "/api/v1/nodes";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 const TABLE: &str = "accept: application/json;as=Table;v=v1;g=meta.k8s.io\r\n";
-/// What a connection is reckoned to take (`capacity`).
+/// Bytes that are reckoned for a connection (`capacity`).
 const CONNECTION_BYTES: u64 = 24 * 1024;
-/// What the allocator keeps of what was freed, and requests in work: bodies of 1 MiB, and trees of them.
+/// Freed memory that the allocator keeps, and requests in progress: bodies of 1 MiB, and trees of them.
 const SLACK: u64 = 28 * MIB;
 /// Nodes with a pod that refers to the ConfigMap `big`.
 const FLEET: usize = 7;
-/// Of the ConfigMap `big`.
+/// Bytes of the ConfigMap `big`.
 const BIG: usize = 900_000;
-/// Versions of that, and the one before each, are more than the hub remembers.
+/// So many versions of that, each with the one before, are more than the hub remembers.
 const REMEMBERED: usize = 12;
-/// How often the process is looked at while readers stand, and the pause between.
+/// Number of readings of the process while readers are connected, and the pause between.
 const LOOKS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(40);
-/// Longest wait for a pool to be empty again.
+/// Most checks until a pool must be empty again.
 const LIMIT: usize = 1500;
 
 struct Stage {
@@ -62,7 +64,7 @@ fn start(program: &Path, data: &Path) -> Hub {
     Hub::spawn(command, data)
 }
 
-/// Nodes with a Lease each; each but the witness has a pod that refers to a large ConfigMap.
+/// Makes nodes with a Lease each; each except the witness has a pod that refers to a large ConfigMap.
 fn furnish(hub: &Hub) -> Vec<String> {
     let mut admin = hub.admin();
     admin.post(MAPS, &json!({"metadata": {"name": "big"}, "data": {"k": "x".repeat(BIG)}})).expect(201);
@@ -95,7 +97,8 @@ impl Stage {
         let witness = clients.pop().unwrap();
         let mut stage =
             Stage { admin: hub.admin(), hub, nodes: clients, witness, renewals: 0, before: 0, versions: 0 };
-        // what a hub makes at the first request of a kind, and the versions that it remembers for watches
+        // memory that a hub takes at the first request of a kind, and the versions that it remembers for
+        // watches
         stage.renew();
         (0..REMEMBERED).for_each(|_| drop(stage.put()));
         stage.admin.get("/openapi/v3/api/v1").expect(200);
@@ -103,14 +106,14 @@ impl Stage {
         stage
     }
 
-    /// Bytes by the kernel's account of the process.
+    /// A figure of the process in bytes, from the kernel.
     fn status(&self, field: &str) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/status", self.hub.pid())).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
         line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
     }
 
-    /// What callers hold: bodies and answers, what waits for readers, connections.
+    /// The bytes that callers hold: bodies and answers, changes that wait for readers, connections.
     fn pools(&mut self) -> [u64; 3] {
         let text = String::from_utf8(self.admin.get("/metrics").body).unwrap();
         ["body_bytes", "watch_backlog_bytes", "connections"].map(|pool| {
@@ -128,7 +131,7 @@ impl Stage {
         self.witness.patch("merge", &path, &json!({"spec": {"renewTime": time}})).expect(200);
     }
 
-    /// Another version of `big`.
+    /// Writes another version of `big`.
     fn put(&mut self) -> String {
         self.versions += 1;
         let data = json!({"data": {"k": format!("{:09}", self.versions).repeat(BIG / 9)}}).to_string();
@@ -140,7 +143,7 @@ impl Stage {
         list["metadata"]["resourceVersion"].take().as_str().unwrap().to_owned()
     }
 
-    /// The hub's memory while these readers stand, which then leave.
+    /// Checks the hub's memory while these readers are connected; then they leave.
     #[track_caller]
     fn check(&mut self, form: &str, readers: Vec<Option<TcpStream>>) {
         let served = readers.iter().flatten().count();
@@ -174,7 +177,8 @@ impl Stage {
     }
 }
 
-/// A reader of the answer's head, or `None`: it is refused for what its caller holds already.
+/// A reader of only the answer's head; `None` if it is refused because of the bytes that its caller holds
+/// already.
 fn unread(client: &Client, path: &str, headers: &str) -> Option<TcpStream> {
     let mut client = client.narrow();
     client.write_raw(format!("GET {path} HTTP/1.1\r\nhost: h\r\n{headers}\r\n").as_bytes()).unwrap();
@@ -190,7 +194,8 @@ fn watch_of_big(from: &str) -> String {
     format!("{MAPS}?watch=true&fieldSelector=metadata.name%3Dbig&resourceVersion={from}")
 }
 
-/// A fleet after a restart of its hub: each node watches its ConfigMap, over a slow link. Nobody is refused, and whoever reads on gets it.
+/// A fleet after a restart of its hub: each node watches its ConfigMap, over a slow link. None is refused,
+/// and a client that reads on gets all of it.
 fn honest_fleet(stage: &mut Stage, count: usize) {
     let path = watch_of_big("");
     let mut slow = stage.nodes[0].narrow();
@@ -204,7 +209,7 @@ fn honest_fleet(stage: &mut Stage, count: usize) {
     assert!(text.len() > BIG, "{}", text.len());
 }
 
-/// Each version of the ConfigMap is read by one watch, one list and one get alone.
+/// Each version of the ConfigMap is read by only one watch, one list and one get.
 fn old_versions(stage: &mut Stage) {
     let mut readers = Vec::new();
     for turn in 0..14 {
@@ -219,7 +224,7 @@ fn old_versions(stage: &mut Stage) {
     stage.check("watches, gets and lists of old versions", readers);
 }
 
-/// A node and an administrator who ask for what is made for them.
+/// A node and an administrator who request texts that are made only for them.
 fn own_texts(stage: &mut Stage) {
     let object = "includeObject=Object";
     let whole = format!("{MAPS}/big?{object}");
@@ -239,7 +244,7 @@ fn own_texts(stage: &mut Stage) {
     }
 }
 
-/// The path of the call that a node's own watch tells of.
+/// The path of the call that a node's own watch announces.
 fn called(node: &Client, name: &str) -> String {
     let own = format!("{NODES}?watch=true&allowWatchBookmarks=true&fieldSelector=metadata.name%3D{name}");
     let mut watch = node.another().watch(&own);
@@ -251,7 +256,7 @@ fn called(node: &Client, name: &str) -> String {
     }
 }
 
-/// Has each node answer the next call with these bytes, as many of them as are taken.
+/// Makes each node answer its next call with these bytes, as far as they are taken.
 fn nodes_answer(stage: &Stage, count: usize, body: &[u8]) -> Vec<thread::JoinHandle<Client>> {
     let head = format!(
         "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
@@ -265,7 +270,7 @@ fn nodes_answer(stage: &Stage, count: usize, body: &[u8]) -> Vec<thread::JoinHan
             let mut session = node.another();
             let upgrade = [("connection", "Upgrade"), ("upgrade", "kedge-session")];
             assert_eq!(session.send("POST", &path, &upgrade, b"").code, 101);
-            // whoever asked may leave before all of it is taken
+            // the client may leave before everything is taken
             let _ = session.write_raw(&answer);
             session
         })

@@ -55,7 +55,7 @@ fn pipelined_requests_are_answered_in_order() {
             write!(asked, "GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
         }
         client.write_raw(&asked).unwrap();
-        // time for the hub to receive all of it
+        // time for the hub to receive everything
         std::thread::sleep(std::time::Duration::from_millis(300));
         let answers: Vec<_> = paths.iter().map(|_| client.read_reply().unwrap()).collect();
         assert!(answers.iter().all(|answer| answer.code == 200));

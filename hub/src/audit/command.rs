@@ -16,7 +16,7 @@ use super::class::Class;
 use super::entry::{Entry, Note, ObjectRef};
 use super::rotating::append;
 
-/// The user name for users of this machine, whose right to act is their access to the data directory. The
+/// The user name for users of this machine: access to the data directory gives them the right to act. The
 /// `uid` is the system's.
 const LOCAL_USER: &str = "kedge-hub:local";
 

@@ -1,4 +1,5 @@
-//! Clients that break the protocol or its limits: the hub answers with an error or closes the connection, and goes on serving others.
+//! Clients that break the protocol or its limits: the hub answers with an error or closes the connection, and
+//! continues to serve others.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

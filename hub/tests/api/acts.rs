@@ -1,5 +1,5 @@
-//! What the hub says and notes of acts: lines of Leases and of refused tries, substitutes of what is not served, warnings about what does
-//! nothing, and traps of revocation.
+//! The hub's messages and records about acts: audit lines of Leases and of refused attempts, substitutes for
+//! paths that are not served, warnings about fields without effect, and pitfalls of revocation.
 
 use std::time::Duration;
 
@@ -87,7 +87,7 @@ fn every_refused_try_to_be_somebody_else_has_a_line() {
     ] {
         assert_eq!(node.another().send(method, path, &acting, b"{}").code, 403, "{path}");
     }
-    // a refusal without that
+    // a refusal that is not about impersonation
     assert_eq!(node.another().post("/apis/kedge.dev/v1/nodes/b/calls/1", &json!({})).code, 403);
     let own = || lines(&hub, "audit-refused.log", "nodes");
     let expect = ["revoke a 403", "readmit a 403", "get a 403", "create a 403", "create b 403"];
@@ -162,12 +162,12 @@ fn revocation_of_a_name_that_nobody_has_needs_force() {
         (forced.code, forced.out.as_str()),
         (Some(0), "admin revoked the credentials of node edge-l\n")
     );
-    // by the API the caller decides
+    // through the API the caller decides
     hub.admin().post("/kedge/nodes/edge-7/revoke", &json!({})).expect(200);
     hub.admin().post("/kedge/nodes/edge-8/revoke", &json!({"force": false})).expect(404);
     // it has an entry now
     assert_eq!(hub.command(&["node", "revoke", "edge-l", "--reason", "typo"]).code, Some(0));
-    // one that was never here, and whose credentials were made
+    // a node that never connected, but has credentials
     assert_eq!(hub.command(&["node-kubeconfig", "edge-9"]).code, Some(0));
     let issued = hub.command(&["node", "revoke", "edge-9", "--reason", "stolen"]);
     assert_eq!(issued.code, Some(0), "{}", issued.err);
@@ -204,7 +204,7 @@ fn what_does_nothing_is_warned_about() {
         &["nothing reads an annotation of this name"],
     );
     warned(&admin.patch("merge", &edge, &annotate("kedge.dev/forgive")), &[]);
-    // what a node reports is its own
+    // a node's own reports cause no warning
     warned(&node.patch("merge", &edge, &annotate("kedge.dev/slot")), &[]);
     let ports = json!([{"containerPort": 80, "hostPort": 8080}]);
     let template = json!({"metadata": {"labels": {"a": "b"}},
@@ -214,7 +214,7 @@ fn what_does_nothing_is_warned_about() {
             "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}}});
     let expect = ["kedge.dev/canary-selector is one", "waits for hostPort 8080", "imagePullPolicy: Always"];
     warned(&admin.post(SETS, &set), &expect);
-    // by apply, and only by what it changes
+    // by apply, and only for the changed fields
     let apply = [("content-type", "application/apply-patch+yaml")];
     let mut applied = set.clone();
     applied["apiVersion"] = "apps/v1".into();

@@ -1,4 +1,4 @@
-//! Long answers: compressed when the client asks for it, in pieces, and the same as short ones.
+//! Long answers: compressed when the client asks for it, in pieces, and with the same content as short ones.
 
 use std::io::Read as _;
 
@@ -44,7 +44,7 @@ fn long_answers_are_compressed_for_clients_that_ask() {
             (plain.json(), serde_json::from_slice(&decompressed(&short.body)).unwrap());
         assert_eq!(plain["rows"].as_array().map(Vec::len), short["rows"].as_array().map(Vec::len));
         assert_eq!(plain["items"], short["items"], "{path}");
-        // the connection goes on after each
+        // the connection stays usable after each
         client.try_on_the_same("GET", "/version").unwrap();
     }
     // short answers are not, and watches never
@@ -64,7 +64,7 @@ fn reader_that_stops_holds_nothing_that_others_need() {
         let data = json!({"metadata": {"name": format!("m{number}")}, "data": {"k": "x".repeat(900_000)}});
         client.send("POST", MAPS, &[JSON, ("prefer", "return=minimal")], data.to_string().as_bytes());
     }
-    // more than a client of this kind may have made at a time
+    // more than a client of this kind may have in progress at a time
     let mut unread = Vec::new();
     for _ in 0..40 {
         let mut reader = client.another();
@@ -98,7 +98,7 @@ fn answers_have_the_hubs_time_but_for_renewals() {
     has(&admin.get("/none"), true);
     has(&node.get(&format!("{NODES}/edge")), true);
     has(&admin.post(MAPS, &json!({"metadata": {"name": "m"}})), true);
-    // before a request is one
+    // bytes that are not a request yet
     let mut odd = hub.admin();
     odd.write_raw(b"GET /version\r\n\r\n").unwrap();
     let refused = odd.read_to_end();
@@ -110,7 +110,7 @@ fn answers_have_the_hubs_time_but_for_renewals() {
     for (headers, body) in [
         (&[media, minimal][..], &renewal[..]),
         (&[("content-type", "text/vnd.kedge.renewal")], b"2026-01-01T00:00:00.000000Z"),
-        // by the general way
+        // in the general way
         (&[media, minimal, ("x-other", "1")], renewal),
     ] {
         let renewed = node.send("PATCH", &lease, headers, body);
@@ -121,7 +121,7 @@ fn answers_have_the_hubs_time_but_for_renewals() {
     let reported = node.send("PATCH", &format!("{NODES}/edge/status"), &[media, minimal], status);
     assert_eq!(reported.code, 204);
     has(&reported, false);
-    // a node that is refused learns whether its clock is why
+    // a refused node learns whether its clock is the reason
     let refused = node.send(
         "PATCH",
         &format!("{NODES}/edge"),

@@ -1,4 +1,5 @@
-//! Server-side apply over real TLS: field managers, conflicts, removal of fields, and how other writes change managers.
+//! Server-side apply over real TLS: field managers, conflicts, removal of fields, and how other writes change
+//! managers.
 //!
 //! Each test has its own hub. kubectl's side is tested in `hub/tests/kubectl/apply.rs`.
 
@@ -40,7 +41,8 @@ fn csa_upgrade_conflicts_on_fields_changed_by_others() {
     assert_eq!(forced["data"], json!({"a": "4", "b": "2"}));
 }
 
-/// `manager operation[ subresource]: fields` of every entry, sorted (they are stored by time, which may or may not tick).
+/// `manager operation[ subresource]: fields` of every entry, sorted (they are stored by time, which may or
+/// may not tick).
 fn managers(object: &Value) -> Vec<String> {
     let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
     let line = |entry: &Value| {
@@ -384,7 +386,7 @@ fn heartbeats_record_no_manager() {
     node.put(&lease, &renewal(1)).expect(201);
     let renewed = node.patch("merge", &lease, &renewal(2)).expect(200);
     assert_eq!(managers(&renewed), Vec::<String>::new());
-    // a Lease of others (leader election) has one manager, whose time does not change
+    // a Lease outside of the nodes' namespace (leader election) has one manager with a constant time
     let path = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
     admin.post(path, &renewal(1)).expect(201);
     let first = admin.patch("merge", &format!("{path}/n?fieldManager=elect"), &renewal(2)).expect(200);

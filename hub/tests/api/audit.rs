@@ -1,5 +1,5 @@
-//! The audit log of a real hub: which acts leave a line, in which file, with what in it; and that noise leaves the lines of others
-//! where they are.
+//! The audit log of a real hub: which acts leave a line, in which file, with which content; and that noise
+//! does not push out the lines of others.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ fn shown(line: &Value) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Every kind of act once. What is expected to leave no line is there, too.
+/// Every kind of act once. Acts that should leave no line are among them.
 fn acts(hub: &Hub) {
     let (mut admin, mut node) = (hub.admin(), hub.node("edge"));
     let (status, lease) = (format!("{NODES}/edge/status"), format!("{LEASES}/edge"));
@@ -161,7 +161,8 @@ fn lines_have_what_an_investigation_needs() {
     hub.stop("TERM");
 
     let mut lines = lines(&hub.data_dir, "audit.log");
-    // another process writes the line of a certificate: it may come before that of a request which was answered earlier
+    // another process writes the line of a certificate: it may come before that of a request which was
+    // answered earlier
     let is_issue = |line: &Value| line["annotations"]["kedge.dev/serial"].is_string();
     let issued = lines.remove(lines.iter().position(is_issue).expect("the line of a certificate"));
     let [created, impersonated, deleted, requested] = &lines[..] else { panic!("{lines:?}") };
@@ -188,7 +189,7 @@ fn lines_have_what_an_investigation_needs() {
         (&notes["kedge.dev/audiences"], &notes["kedge.dev/not-after"]),
         (&json!("vault,bank"), &granted["status"]["expirationTimestamp"])
     );
-    // what a refused token names in the log of the hub
+    // the id by which the hub's log refers to a refused token
     let claims = token.split('.').nth(1).unwrap();
     let claims: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims).unwrap()).unwrap();
     let id = format!("JTI={}", claims["jti"].as_str().unwrap());
@@ -222,20 +223,20 @@ fn noise_leaves_an_administrators_line_where_it_is() {
     let omitted: u64 = noise.iter().map(|line| number(line, "kedge.dev/omitted")).sum();
     assert!(written > 5 && written < 100, "{written} lines of a node within its quota");
     assert_eq!((written + omitted, refused), (200, 200), "every refused request is there or counted");
-    // equal requests are few lines
+    // equal requests leave few lines
     let repeats: Vec<u64> =
         of("system:node:quiet").iter().map(|line| number(line, "kedge.dev/repeats")).collect();
     assert_eq!(
         repeats.iter().sum::<u64>() + repeats.iter().filter(|repeats| **repeats == 0).count() as u64,
         100
     );
-    // three and their number in a minute; the test may take longer than one
+    // three, and their number in a minute; the test may take longer than one
     let alone = repeats.iter().filter(|repeats| **repeats == 0).count();
     assert!((3..=3 * (repeats.len() - alone + 1)).contains(&alone), "{repeats:?}");
     assert!(repeats.len() < 20, "{repeats:?}");
     let counted: u64 = of("system:anonymous").iter().map(|line| number(line, "kedge.dev/count")).sum();
     assert_eq!((counted, unknown), (220, 220));
-    // eight sources and one number for the rest; again if the test takes longer than a minute
+    // eight sources and one number for the rest; more if the test takes longer than a minute
     assert!((9..=18).contains(&of("system:anonymous").len()), "{noise:?}");
     let bytes = std::fs::metadata(hub.data_dir.join("audit-refused.log")).unwrap().len();
     assert!(bytes < 32 * 1024, "{bytes}");
@@ -247,12 +248,12 @@ fn noise_leaves_an_administrators_line_where_it_is() {
 /// A program with an administrator's credential reads without end.
 #[test]
 fn one_network_of_an_administrator_leaves_the_log_to_others() {
-    // what a network may write of reads, and what it may write in a minute beside that
+    // the bytes of read lines that a network may write at once, and those of a minute beside that
     const QUOTA_BYTES: u64 = 2 << 20;
     const SLACK_BYTES: u64 = 16 << 10;
     let mut hub = Hub::new();
     let mut admin = hub.admin();
-    // no two lines are equal, and each is long
+    // all lines differ, and each is long
     let long = "x".repeat(200);
     let mut asked = 0;
     let path = |number: usize| format!("{SECRETS}/{long}-{number}?pad={}", long.repeat(8));

@@ -1,4 +1,5 @@
-//! Calls: what a node is asked by the connection that it opens, as administrators, the node and another node see them.
+//! Calls: requests to a node on the connection that it opens, from the view of administrators, the node and
+//! another node.
 
 use std::thread;
 use std::time::Duration;
@@ -27,13 +28,13 @@ fn with_node(hub: &Hub, name: &str, pod: &str) -> Client {
     node
 }
 
-/// Asks on a thread, and on a connection of its own.
+/// Sends a request on a thread, and on a connection of its own.
 pub(crate) fn asks(client: &Client, path: &str) -> thread::JoinHandle<Reply> {
     let (mut client, path) = (client.another(), path.to_owned());
     thread::spawn(move || client.get(&path))
 }
 
-/// The path of the call that the watch of the own Node tells of next.
+/// The path of the next call that the watch of the own Node announces.
 pub(crate) fn called(watch: &mut super::server::Watch) -> String {
     loop {
         let event = watch.next().expect("the watch has not ended");
@@ -60,7 +61,7 @@ fn watch_of(node: &Client, name: &str) -> super::server::Watch {
     node.another().watch(&own)
 }
 
-/// The ids of the next calls that the watch tells of.
+/// The ids of the next calls that the watch announces.
 fn ids(watch: &mut super::server::Watch, count: usize) -> Vec<String> {
     let mut all = Vec::new();
     while all.len() < count {
@@ -71,7 +72,7 @@ fn ids(watch: &mut super::server::Watch, count: usize) -> Vec<String> {
     all
 }
 
-/// Clients that ask for this, and do not read the answer.
+/// Clients that send this request, and do not read the answer.
 fn askers(hub: &Hub, path: &str, count: usize) -> Vec<Client> {
     let request = format!("GET {path} HTTP/1.1\r\nhost: h\r\n\r\n");
     let asks = |mut client: Client| {
@@ -84,7 +85,7 @@ fn askers(hub: &Hub, path: &str, count: usize) -> Vec<Client> {
 /// Most sessions of a node.
 const NODE_MOST: usize = 20;
 
-/// Takes a call: a connection on which the hub asks.
+/// Takes a call; returns the connection on which the hub sends its request.
 pub(crate) fn taken(node: &Client, path: &str) -> Client {
     let mut session = node.another();
     assert_eq!(session.send("POST", path, &UPGRADE, b"").code, 101);
@@ -126,7 +127,8 @@ fn call_is_answered_by_its_node_alone() {
     hub.terminate();
 }
 
-/// A node that starts many large pods owes for its reports. Who asks for a log does not wait for that.
+/// A node that starts many large pods has a debt because of its reports. A client of its log does not wait
+/// for that.
 #[test]
 fn node_without_requests_left_takes_its_calls() {
     let hub = Hub::new();
@@ -143,7 +145,7 @@ fn node_without_requests_left_takes_its_calls() {
     let mut session = taken(&node, &called(&mut watch));
     session.write_raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none").unwrap();
     assert_eq!(asked.join().unwrap().body, b"one");
-    // one try of each call, and none of others
+    // only the first attempt for each call is free, and others are not
     let _silent = askers(&hub, LOG, 1);
     let path = called(&mut watch);
     let codes = [&path, &path, &path_of("0")].map(|path| node.another().send("POST", path, &[], b"").code);
@@ -211,7 +213,7 @@ fn call_is_in_the_renewals_answer_until_it_is_too_late() {
         }
     };
     assert_eq!(renew().as_deref(), Some(&*id), "until it is taken");
-    // nobody dials
+    // the node does not dial
     asked.join().unwrap().refused(
         504,
         "error dialing backend: node \"edge-1\" was asked to open a connection, and did not within 11 s",
@@ -258,7 +260,7 @@ fn session_ends_with_the_nodes_credential_and_with_the_hub() {
     session.read_to_end();
     stopped.read_to_end();
     its_session.read_to_end();
-    // what waits for a node keeps no hub
+    // a request that waits for a node does not delay a stop
     let (code, _) = hub.stop("TERM");
     assert_eq!(code, Some(0));
 }
@@ -277,7 +279,7 @@ fn abandoned_calls_give_their_places_back() {
         .get(LOG)
         .refused(429, "node \"edge-1\" has 20 sessions, and may have no more, please try again later");
     drop(waiting);
-    // clients that try again are served: all, once no place is left to those that are gone
+    // clients that retry are served: all of them, once the places of disconnected clients are free
     let tries = |mut client: Client| {
         thread::spawn(move || {
             loop {
@@ -327,10 +329,10 @@ fn client_that_does_not_read_delays_no_other() {
         assert_eq!(asked.join().unwrap().body, b"one");
     }
     assert!(!flood.is_finished(), "it waits for its reader");
-    // which leaves without a word
+    // it leaves without closing
     drop(silent);
     let chunks = flood.join().unwrap();
-    // what sockets hold, not what memory does
+    // limited by the sockets' buffers, not by memory
     assert!(chunks < 1000, "{chunks} chunks of 64 KiB were taken from the node");
 }
 
@@ -357,7 +359,7 @@ fn two_hundred_sessions_pass_and_no_node_has_more_than_its_share() {
             &format!("node \"{name}\" has 20 sessions, and may have no more, please try again later"),
         );
     }
-    // all stand at once, and each passes what its node says
+    // all are open at once, and each passes its node's bytes
     for (number, session) in sessions.iter_mut().enumerate() {
         session.write_raw(format!("4\r\n{number:04}\r\n0\r\n\r\n").as_bytes()).unwrap();
     }
@@ -411,7 +413,7 @@ fn command_is_in_the_log_before_its_node_has_it() {
         let mut session = taken(&node, &called(&mut watch));
         let asked = session.read_until("\r\n\r\n");
         assert!(asked.contains("/exec/default/p/a?command=rm"), "{asked}");
-        // the node has it, and has not answered
+        // the node has the request, and has not answered
         expect.push(begun());
         assert_eq!(lines_of(&hub, "pods", "exec"), expect, "{method}");
         session.write_raw(b"HTTP/1.1 101 \r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n").unwrap();
@@ -446,7 +448,7 @@ fn command_whose_line_cannot_be_written_is_not_passed_on() {
     let hub = Hub::new();
     let node = with_pod(&hub);
     let mut watch = own_watch(&node);
-    // a log that nothing can be appended to: it is rotated away, and a directory has its name
+    // a log that cannot be appended to: it is rotated away, and a directory has its name
     let log = hub.data_dir.join("audit.log");
     let full = std::fs::File::options().append(true).open(&log).unwrap();
     full.set_len(64 << 20).unwrap();

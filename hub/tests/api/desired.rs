@@ -1,5 +1,5 @@
-//! A node that has one connection and no watch: by the answers to its renewals it learns of each change that concerns it, and of no
-//! other.
+//! A node with one connection and no watch: from the answers to its renewals it learns of each change that
+//! concerns it, and of no other.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 /// The media type of a merge patch.
 const MERGE: (&str, &str) = ("content-type", "application/merge-patch+json");
 const MINIMAL: (&str, &str) = ("prefer", "return=minimal");
-/// The media type of a renewal that is its time alone.
+/// The media type of a renewal that only contains its time.
 const ALONE: (&str, &str) = ("content-type", "text/vnd.kedge.renewal");
 
 /// A connection of a node, on which it renews.
@@ -34,7 +34,7 @@ impl Node {
         format!("{LEASES}/{}", self.name)
     }
 
-    /// Renews as an agent does; the revision that the answer names.
+    /// Renews as an agent does; returns the revision in the answer.
     #[track_caller]
     fn renew(&mut self) -> u64 {
         self.renewals += 1;
@@ -46,20 +46,20 @@ impl Node {
         named[0].parse().unwrap()
     }
 
-    /// Expects the next renewal to name exactly the revision of this object.
+    /// Expects the next renewal to return exactly the revision of this object.
     #[track_caller]
     fn learns_of(&mut self, object: &Value) {
         assert_eq!(self.renew(), revision(object), "{object}");
     }
 
-    /// A request after the renewal, on its connection.
+    /// Sends a request on its connection after the renewal.
     #[track_caller]
     fn get(&mut self, path: &str) -> Value {
         let answer = self.connection.try_on_the_same("GET", path).unwrap();
         answer.expect(200)
     }
 
-    /// The pods bound to it, not older than what the last renewal named.
+    /// The pods bound to it, not older than the revision of the last renewal.
     #[track_caller]
     fn pods(&mut self, at: u64) -> Vec<String> {
         let list = self.get(&format!(
@@ -93,7 +93,7 @@ fn watches(node: &Node, from: [u64; 2]) -> [Watch; 2] {
     [watch(NODES, node.name, from[0]), watch(MAPS, "config", from[1])]
 }
 
-/// The version of the bookmark that comes next.
+/// The version of the next bookmark.
 #[track_caller]
 fn bookmark(watch: &mut Watch) -> u64 {
     let event = watch.next().expect("the watch goes on");
@@ -112,7 +112,7 @@ fn node_with_one_connection_learns_of_each_change() {
     let (mut node, mut other) = (Node::join(&hub, "one"), Node::join(&hub, "two"));
     let (own, lease) = (format!("{NODES}/one"), node.lease());
 
-    // what does not concern it, and what it reports itself; renewals count apart
+    // changes that do not concern it, and its own reports; renewals have revisions of their own
     let settled = node.renew();
     other
         .connection
@@ -126,7 +126,7 @@ fn node_with_one_connection_learns_of_each_change() {
         assert_eq!(node.renew(), settled);
     }
 
-    // a config is assigned, an old one, and edited
+    // an old config is assigned, and edited
     let source =
         json!({"configMap": {"namespace": "default", "name": "config", "kubeletConfigKey": "kubelet"}});
     let assigned = admin.patch("merge", &own, &json!({"spec": {"configSource": source}})).expect(200);
@@ -163,7 +163,7 @@ fn node_with_one_connection_learns_of_each_change() {
     assert!(deleted > revision(&edited));
     assert_eq!(node.connection.try_on_the_same("GET", &format!("{SECRETS}/key")).unwrap().code, 404);
 
-    // the pod is deleted: the node hears of the wish, and not of the end that it reports itself
+    // the pod is deleted: the node learns of the request, but not of the end that it reports itself
     let marked = admin.delete(&format!("{PODS}/pod")).expect(200);
     node.learns_of(&marked);
     assert_eq!(node.pods(revision(&marked)), ["pod"]);
@@ -179,11 +179,11 @@ fn node_with_one_connection_learns_of_each_change() {
     admin.delete(&format!("{MAPS}/config")).expect(200);
     node.learns_of(&cleared);
 
-    // other forms of a renewal: the general way names it, too; a full answer does not
+    // other forms of a renewal: answers of the general way contain the revision, too, but full answers do not
     let longer = json!({"spec": {"leaseDurationSeconds": 50}}).to_string();
     let minimal = node.connection.send("PATCH", &lease, &[MERGE, MINIMAL], longer.as_bytes());
     assert_eq!(minimal.header("kedge-desired"), [revision(&cleared).to_string()]);
-    // the shortest form is offered in the answers to all others, which both ways take
+    // answers to all other forms offer the shortest, in both ways
     assert_eq!(minimal.header("accept-patch"), [ALONE.1]);
     let named = revision(&cleared);
     let time = |micros: u32| format!("2026-11-21T00:00:01.{micros:06}Z");
@@ -210,7 +210,7 @@ fn node_with_one_connection_learns_of_each_change() {
     let foreign = admin.send("PATCH", &lease, &[MERGE, MINIMAL], longer.as_bytes());
     assert!(foreign.code == 204 && foreign.header("kedge-desired").is_empty(), "{}", foreign.head());
 
-    // its Node is deleted; a hub that starts again names no less
+    // its Node is deleted; after a restart the hub returns no lower revision
     admin.delete(&own).expect(200);
     let gone = node.renew();
     assert!(gone > revision(&cleared));
@@ -221,7 +221,7 @@ fn node_with_one_connection_learns_of_each_change() {
     assert_eq!(node.renew(), after);
 }
 
-/// A node that is named a change lists what its watches do not come to.
+/// A node that learns of a change lists collections whose watches do not reach it.
 #[test]
 fn watches_come_to_each_change_that_a_renewal_names() {
     let hub = Hub::new();
@@ -229,7 +229,7 @@ fn watches_come_to_each_change_that_a_renewal_names() {
     let (mut node, version) = with_config(&hub, &mut admin);
     let [mut own, mut map] = watches(&node, [version; 2]);
     assert_eq!(node.renew(), version);
-    // of what neither watches
+    // a change of an object that neither watches
     let pod = json!({"metadata": {"name": "pod"},
         "spec": {"nodeName": "one", "containers": [{"name": "c", "image": "i"}]}});
     let bound = admin.post(PODS, &pod).expect(201);
@@ -237,7 +237,8 @@ fn watches_come_to_each_change_that_a_renewal_names() {
     for watch in [&mut own, &mut map] {
         assert!(bookmark(watch) >= revision(&bound));
     }
-    // of what one of them watches: that one needs no bookmark, and the next event of each is of the next change
+    // a change of an object that one of them watches: that one needs no bookmark, and the next event of each
+    // is for the next change
     let edited =
         admin.patch("merge", &format!("{MAPS}/config"), &json!({"data": {"kubelet": "2"}})).expect(200);
     node.learns_of(&edited);
@@ -248,7 +249,7 @@ fn watches_come_to_each_change_that_a_renewal_names() {
     node.learns_of(&labelled);
     assert_eq!(own.event(), "MODIFIED one");
     assert!(bookmark(&mut map) >= revision(&labelled));
-    // a watch that broke off before a change goes on after it
+    // a watch that was interrupted before a change resumes after it
     drop((own, map));
     admin.delete(&format!("{PODS}/pod?gracePeriodSeconds=0")).expect(200);
     let gone = node.renew();
@@ -258,7 +259,7 @@ fn watches_come_to_each_change_that_a_renewal_names() {
     }
 }
 
-/// What the hub remembers of old versions is shared by all who change objects of a kind.
+/// The hub's memory of old versions is shared by all who change objects of a kind.
 #[test]
 fn changes_of_others_cost_a_node_no_list() {
     let hub = Hub::new();
@@ -280,14 +281,14 @@ fn changes_of_others_cost_a_node_no_list() {
     node.learns_of(&edited);
 }
 
-/// Ten thousand nodes would list their Node and their ConfigMap at once.
+/// Otherwise ten thousand nodes would list their Node and their ConfigMap at once.
 #[test]
 fn node_lists_nothing_after_a_stop_of_the_hub() {
     let mut hub = Hub::new();
     let mut admin = hub.admin();
     let (node, version) = with_config(&hub, &mut admin);
     let mut standing = watches(&node, [version; 2]);
-    // the watches show nothing of this, and nothing of it concerns the node
+    // the watches do not show this change, and it does not concern the node
     admin.post(MAPS, &json!({"metadata": {"name": "unrelated"}})).expect(201);
     hub.restart("TERM");
     let last = standing.each_mut().map(bookmark);
@@ -301,7 +302,8 @@ fn node_lists_nothing_after_a_stop_of_the_hub() {
     assert_eq!(map.event(), "MODIFIED config");
     node.learns_of(&edited);
     assert!(bookmark(&mut own) >= revision(&edited));
-    // a kill leaves no last version: the watches are refused, and a list, once, comes to all that is named
+    // after a kill there is no last version: the watches are refused, and a single list reaches all known
+    // changes
     hub.restart("KILL");
     let mut node = Node { connection: hub.node("one"), ..node };
     for mut watch in watches(&node, [revision(&edited); 2]) {

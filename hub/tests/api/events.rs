@@ -1,5 +1,5 @@
-//! events.k8s.io/v1 and the Service `default/kubernetes`, as Go clients use them: the first API of client-go's recorders, and the
-//! first object that a client in a cluster looks for.
+//! events.k8s.io/v1 and the Service `default/kubernetes`, as Go clients use them: the first API of
+//! client-go's recorders, and the first object that a client in a cluster looks for.
 
 use crate::server::Hub;
 use crate::{JSON, NODES};
@@ -40,7 +40,7 @@ fn event_is_one_object_under_two_types() {
     assert_eq!(cells(&here)[1..], cells(&there)[1..]);
     assert_eq!(here["rows"][0]["cells"][3], "pod/p");
 
-    // a recorder counts by a patch of the series; what was said stays
+    // a recorder counts by a patch of the series; the note stays
     let path = format!("{NEW}/e");
     let series = json!({"series": {"count": 2, "lastObservedTime": "2026-01-01T00:01:00.000000Z"}});
     let counted = client.patch("strategic-merge", &path, &series).expect(200);
@@ -87,7 +87,7 @@ fn changes_by_one_type_are_seen_by_watches_of_the_other() {
     client.patch("merge", &format!("{CORE}/e"), &json!({"count": 2})).expect(200);
     client.delete(&format!("{NEW}/e")).expect(200);
     let seen = |client: &mut crate::server::Client, path: &str, field: &str| {
-        // ended by the hub, so that it is a whole answer
+        // ended by the hub, so that it is a complete answer
         let reply = client.get(&format!("{path}?watch=true&resourceVersion={from}&timeoutSeconds=1"));
         let lines = reply.body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let events = lines.map(|line| serde_json::from_slice::<Value>(line).unwrap());
@@ -125,12 +125,12 @@ fn go_clients_find_what_they_expect_of_a_server() {
     let hub = Hub::new();
     let mut client = hub.admin();
     assert_eq!(client.get("/version").expect(200)["minor"], "36");
-    // any negative limit is none
+    // any negative limit means no limit
     client.get(&format!("{NODES}?limit=-1")).expect(200);
     let refused = client.get(&format!("{NODES}?resourceVersionMatch=Exact")).expect(422);
     assert_eq!(refused["details"]["causes"][0]["field"], "resourceVersionMatch");
     assert_eq!(refused["details"]["kind"], "ListOptions");
-    // every answer has a name, the client's own if it gave one
+    // every answer has an id, the client's own if it sent one
     let named = client.send("GET", NODES, &[("audit-id", "mine")], b"");
     assert_eq!(named.header("audit-id"), ["mine"]);
     let (one, other) = (client.get(NODES), client.get("/api/v1/nodes/nosuch"));

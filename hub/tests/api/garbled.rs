@@ -1,8 +1,9 @@
-//! What no proper client sends: broken handshakes and requests, odd certificate requests, watches, protobuf and patches.
+//! Input that no proper client sends: broken handshakes and requests, odd certificate requests, watches,
+//! protobuf and patches.
 //!
-//! Always holds: each is refused as its protocol has it or does what it says and no more; a node at the same address is served after
-//! each. Left to others: what is costly (`tests/attacks.rs`), framing that a proxy may read otherwise (there, too), requests of which
-//! only the content is wrong (`refusals`).
+//! Always holds: each is refused in the form of its protocol or has exactly its stated effect; a node at the
+//! same address is served after each. Left to others: costly requests (`tests/attacks.rs`), framing that a
+//! proxy may read differently (there, too), requests with only invalid content (`refusals`).
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -16,7 +17,7 @@ const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const REVISIONS: &str = "/apis/apps/v1/namespaces/default/controllerrevisions";
 
-/// A node that goes on renewing, each time on a new connection.
+/// A node that keeps renewing, each time on a new connection.
 struct Neighbour {
     client: Client,
     renewals: u32,
@@ -40,7 +41,7 @@ impl Neighbour {
     }
 }
 
-/// A TLS record of this type, with a length that may be a lie.
+/// A TLS record of this type, with a length that may be wrong.
 fn record(kind: u8, length: usize, content: &[u8]) -> Vec<u8> {
     [&[kind, 3, 1][..], &(length as u16).to_be_bytes(), content].concat()
 }
@@ -49,7 +50,7 @@ fn extension(kind: u16, content: &[u8]) -> Vec<u8> {
     [&kind.to_be_bytes()[..], &(content.len() as u16).to_be_bytes(), content].concat()
 }
 
-/// A ClientHello of this version, good but for what is in its extensions; without the header of its record.
+/// A ClientHello of this version, valid except perhaps for its extensions; without the header of its record.
 fn hello(version: [u8; 2], extensions: &[u8]) -> Vec<u8> {
     let suites = [0, 4, 0xc0, 0x2b, 0xc0, 0x2f];
     let listed = [&(extensions.len() as u16).to_be_bytes()[..], extensions].concat();
@@ -94,7 +95,7 @@ fn broken_handshakes_end_at_once() {
     let before = hub.log().len();
     for (what, bytes) in attempts {
         let mut socket = TcpStream::connect(hub.url.strip_prefix("https://").unwrap()).unwrap();
-        // it may have ended before all is sent
+        // the connection may have ended before everything is sent
         let _ = socket.write_all(&bytes);
         let mut answer = Vec::new();
         let _ = socket.read_to_end(&mut answer);
@@ -149,7 +150,7 @@ fn odd_requests_get_one_answer_each() {
         (chunked("2\n{}\n0\n\n"), "400"),
         (chunked(&format!("2;{}\r\n{{}}\r\n0\r\n\r\n", long.repeat(3))), "400"),
         (chunked(&format!("2\r\n{{}}\r\n0\r\n{trailers}\r\n")), "400"),
-        // what follows a body in chunks is no request
+        // bytes after a body in chunks are not a request
         (chunked(&format!("2\r\n{{}}\r\n0\r\ncontent-length: 9\r\n\r\n{}", get(""))), "201"),
     ] {
         let mut client = hub.admin();
@@ -161,7 +162,8 @@ fn odd_requests_get_one_answer_each() {
     }
 }
 
-/// Small chunks cost the processor as much as kilobytes each. Of a byte they would be slower than a body may be, on a busy machine.
+/// Small chunks cost the processor as much as kilobytes each. Chunks of one byte would arrive more slowly
+/// than a body may, on a busy machine.
 #[test]
 fn body_in_too_many_pieces_is_refused() {
     const CHUNK: usize = 40;
@@ -175,7 +177,7 @@ fn body_in_too_many_pieces_is_refused() {
     let mut send = |chunks: usize| {
         node = node.another();
         node.write_raw(head.as_bytes()).unwrap();
-        // it may be refused before all is sent
+        // it may be refused before everything is sent
         let _ = node.write_raw(format!("{}2\r\n{{}}\r\n0\r\n\r\n", blanks.repeat(chunks)).as_bytes());
         node.read_reply().unwrap()
     };
@@ -327,7 +329,7 @@ fn der(kind: u8, content: &[u8]) -> Vec<u8> {
     [&prefix[..], content].concat()
 }
 
-/// A certificate request by an RSA key of so many bytes, with a signature that is none.
+/// A certificate request with an RSA key of so many bytes, and an invalid signature.
 fn rsa_request(bytes: usize) -> Vec<u8> {
     let sequence = |parts: &[Vec<u8>]| der(0x30, &parts.concat());
     let algorithm = |last: u8| {
@@ -365,11 +367,11 @@ fn odd_certificate_requests_give_nothing_away() {
         params.serialize_request(&key).unwrap().der().to_vec()
     };
     let jane = (DnType::CommonName, "jane");
-    // a certificate authority that may sign, said twice
+    // the extension of a certificate authority, given twice
     let authority = CustomExtension::from_oid_content(&[2, 5, 29, 19], vec![0x30, 3, 1, 1, 0xff]);
     let signs = CustomExtension::from_oid_content(&[2, 5, 29, 15], vec![3, 2, 1, 6]);
     let greedy = vec![authority.clone(), authority, signs.clone(), signs];
-    // another type for the library, the same in the request
+    // a different type for the library, the same type in the request
     let second = (DnType::CustomDnType(vec![2, 5, 4, 10]), "guests");
     let longer = [made(std::slice::from_ref(&jane), Vec::new()), vec![0; 600_000]].concat();
     let groups = [jane.clone(), (DnType::OrganizationName, "people"), second];

@@ -1,4 +1,4 @@
-//! Identities as clients see them: what a credential proves, and for how long.
+//! Identities as clients see them: the rights of a credential, and its end.
 
 use kedge_hub_core::kinds::schema::base64_encode;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
@@ -42,7 +42,7 @@ fn administrator_impersonates_all_parts_of_a_user() {
     assert_eq!(refused["message"], "requested impersonation without impersonating a user name");
 }
 
-/// A mirror pod of node `edge-1`, whose Node has this uid.
+/// A mirror pod of node `edge-1`; `uid` is its Node's.
 fn mirror(uid: &str, change: impl FnOnce(&mut Value)) -> Value {
     let mut pod = json!({
         "metadata": {"name": "m", "annotations": {"kubernetes.io/config.mirror": "x"}, "ownerReferences": [
@@ -87,7 +87,7 @@ fn mirror_pod_opens_no_secret_and_holds_nobody_up() {
     let own = node.post(pods, &mirror(uid, |_| {})).expect(201);
     assert_eq!(own["spec"].get("serviceAccountName"), None);
     assert_eq!(node.get("/api/v1/namespaces/kube-system/serviceaccounts/default").code, 403);
-    // the deletion of the other Node, and of a namespace, waits for nothing of this one
+    // the deletion of the other Node, and of a namespace, does not wait for this one
     admin.post(NAMESPACES, &json!({"metadata": {"name": "tenant"}})).expect(201);
     let patient = mirror(uid, |pod| pod["spec"]["terminationGracePeriodSeconds"] = i32::MAX.into());
     node.post(&format!("{NAMESPACES}/tenant/pods"), &patient).expect(201);
@@ -116,8 +116,8 @@ fn node_annotates_only_its_own_reports() {
         let removed = json!({"metadata": {"annotations": {applied: null}}});
         assert_eq!(node.patch("merge", &place, &removed).code, 403, "{place}");
     }
-    // nor may it apply: as a second manager it would share the fields of the first, then give them up in the name of that one, whose next
-    // apply would be refused, or remove nothing
+    // nor may it apply: as a second manager it would share the fields of the first, then give them up in the
+    // first one's name, so that the next apply of the first would be refused, or remove nothing
     let apply = |client: &mut Client, manager: &str, labels: Value| {
         let object =
             json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1", "labels": labels}});
@@ -247,7 +247,7 @@ fn token_of_a_pod_lives_as_long_as_the_pod() {
     let token = granted["status"]["token"].as_str().unwrap().to_owned();
     assert_eq!(granted["spec"]["expirationSeconds"], 3600);
     assert_eq!(granted["spec"]["audiences"], json!(["https://kubernetes.default.svc.cluster.local"]));
-    // for the API, or whom the pod's volumes name; for a day
+    // for the API, or for audiences that the pod's volumes name; for a day
     let mut asked = bound("p", &made);
     for (audiences, code) in [(json!(["bank"]), 403), (json!(["", "vault"]), 403), (json!(["vault"]), 201)] {
         asked["spec"]["audiences"] = audiences;
@@ -281,7 +281,7 @@ fn token_of_a_pod_lives_as_long_as_the_pod() {
     assert_eq!(hub.command(&["node", "revoke", "edge-1"]).code, Some(0));
     assert_eq!(hub.anonymous().send("GET", "/api", &as_pod, b"").code, 401);
     assert_ne!(admin.post(reviews, &review).expect(201)["status"]["authenticated"], true);
-    // a thief may have them
+    // a thief may have the tokens
     assert_eq!(hub.command(&["node", "readmit", "edge-1"]).code, Some(0));
     assert_eq!(hub.anonymous().send("GET", "/api", &as_pod, b"").code, 401);
     assert_eq!(hub.command(&["node", "readmit", "edge-1", "--same-credentials"]).code, Some(0));

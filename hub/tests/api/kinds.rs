@@ -1,5 +1,6 @@
-//! The kinds that workloads need, over real TLS: pods and their deletion, daemon sets, secrets, service accounts, certificate
-//! requests; garbage collection, backups, and rules that hold for every kind (field validation, dry run).
+//! The kinds that workloads need, over real TLS: pods and their deletion, daemon sets, secrets, service
+//! accounts, certificate requests; garbage collection, backups, and rules that hold for every kind (field
+//! validation, dry run).
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn pod(name: &str, node: &str) -> Value {
-    // another scheduler's: the hub's writes into those that wait for it
+    // with another scheduler, because the hub writes into pods that wait for its own
     let mut pod = json!({"metadata": {"name": name},
         "spec": {"schedulerName": "another", "containers": [{"name": "c", "image": "i:1"}]}});
     if !node.is_empty() {
@@ -26,7 +27,7 @@ fn set(name: &str) -> Value {
         "template": {"metadata": {"labels": {"app": name}}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}}}})
 }
 
-/// Asks for an object until its answer satisfies `expect`.
+/// Repeats a request for an object until its answer satisfies `expect`.
 #[track_caller]
 pub(crate) fn wait_until(client: &mut Client, path: &str, expect: impl Fn(&Reply) -> bool) {
     let until = Instant::now() + PATIENCE;
@@ -137,7 +138,7 @@ fn deleted_pod_ends_at_its_nodes_word_or_at_once_if_unbound() {
     let made = client.post(PODS, &pod("free", "")).expect(201);
     assert_eq!(made["status"], json!({"phase": "Pending", "qosClass": "BestEffort"}));
     assert_eq!(made["metadata"]["generation"], 1);
-    // as upstream, of a pod that goes at once the answer is the pod, and no Status
+    // as upstream, the answer for a pod that is deleted at once is the pod, not a Status
     assert_eq!(client.delete(&format!("{PODS}/free")).expect(200)["kind"], "Pod");
     client.get(&format!("{PODS}/free")).expect(404);
 
@@ -224,7 +225,7 @@ fn resize_and_debugging_in_place_are_refused_with_a_reason() {
     let no_resize = "pods/resize is not served: a pod is not resized in place, delete it and create it with the other resources";
     client.patch("strategic-merge", &format!("{path}/resize"), &resized).refused(404, no_resize);
     client.get(&format!("{path}/resize")).refused(404, no_resize);
-    // nor in the pod itself
+    // nor through the pod itself
     client.patch("strategic-merge", &path, &resized).expect(422);
     let debugged = json!({"spec": {"ephemeralContainers": [{"name": "d", "image": "i:1"}]}});
     let no_debugging = "pods/ephemeralcontainers is not served: use kubectl exec, or debug a copy of the pod (kubectl debug --copy-to)";
@@ -602,7 +603,7 @@ fn dry_run_of_any_write_stores_nothing() {
         client.post(&format!("{collection}?fieldValidation=Ignore"), &object).expect(201);
     }
     client.post(PODS, &pod("bound", "n")).expect(201);
-    // wait for what the hub writes by itself: the account of the namespace
+    // wait for the hub's own writes: the account of the namespace
     wait_for(&mut client, "/api/v1/namespaces/one/serviceaccounts/default", 200);
     let everything = |client: &mut Client| -> Vec<Value> {
         let mut lists: Vec<Value> = samples("one")

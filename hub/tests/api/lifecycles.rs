@@ -1,4 +1,5 @@
-//! Races and life cycles against a real hub: namespaces under creators, the quota of a node as others notice it, pods and their nodes.
+//! Races and life cycles against a real hub: namespaces under creators, the quota of a node as others notice
+//! it, pods and their nodes.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -15,7 +16,8 @@ fn items(client: &mut Client, path: &str) -> Vec<Value> {
     client.get(path).expect(200)["items"].as_array().unwrap().clone()
 }
 
-/// Four writers go on creating while the namespace is deleted: it goes, each of them is refused, and nothing of it is left.
+/// Four writers keep creating while the namespace is deleted: it is removed, each of them is refused, and no
+/// object is left in it.
 #[test]
 fn namespace_deletion_wins_over_its_creators() {
     let hub = Hub::new();
@@ -90,7 +92,7 @@ fn event(node: &str, name: &str, message: &str) -> Value {
         "involvedObject": {"kind": "Node", "name": node, "uid": node}, "source": {"component": "kedge", "host": node}})
 }
 
-/// What one node may store is bounded, also after a restart, and costs another node nothing.
+/// The storage of one node is limited, also after a restart, and costs another node nothing.
 #[test]
 fn node_fills_its_own_quota_only() {
     let mut hub = Hub::new();
@@ -124,7 +126,7 @@ fn node_fills_its_own_quota_only() {
         1
     );
     quiet.post(EVENTS, &event("b", "another-of-b", "quiet")).expect(201);
-    // counted from what is stored
+    // counted from the stored objects
     hub.restart("KILL");
     let mut loud = hub.node("a");
     loud.post(PODS, &mirror("one-more", &uid)).refused(403, refused);
@@ -202,7 +204,7 @@ fn pod_gets_its_node_by_creation_or_binding_only() {
     let mut client = hub.admin();
     let path = format!("{PODS}/p");
     let mut unbound = pod("p");
-    // not ours, which would say meanwhile that there is no node
+    // not the hub's own scheduler, which would report meanwhile that there is no node
     unbound["spec"]["schedulerName"] = json!("another");
     let made = client.post(PODS, &unbound).expect(201);
     let move_it = json!({"spec": {"nodeName": "a"}});
@@ -246,7 +248,7 @@ fn pod_without_its_account_is_refused() {
         403,
         "pods \"p\" is forbidden: error looking up service account default/nosuch: serviceaccount \"nosuch\" not found",
     );
-    // the default account of a new namespace is waited for
+    // the request waits for the default account of a new namespace
     client.post(NAMESPACES, &json!({"metadata": {"name": "new"}})).expect(201);
     client.post(&format!("{NAMESPACES}/new/pods"), &pod("p")).expect(201);
 }

@@ -1,7 +1,7 @@
 //! The API over real TLS: verbs, patches, watches, lists, refusals, as clients see them.
 //!
-//! Each test has its own hub. These tests check what the kubectl tests cannot see: versions, order, exact error messages, and the
-//! forms of an answer that our own agents ask for.
+//! Each test has its own hub. These tests check details that the kubectl tests cannot see: versions, order,
+//! exact error messages, and the forms of an answer that our own agents request.
 
 use crate::server::{Client, Hub, scratch};
 use crate::{JSON, LEASES, MAPS, NODES};
@@ -68,7 +68,7 @@ fn invalid_requests_get_upstreams_refusals() {
     client
         .post("/api/v1/configmaps", &map("a", "1"))
         .refused(405, "the server does not allow this method on the requested resource");
-    // kubectl expose
+    // the request of kubectl expose
     client.post("/api/v1/namespaces/default/services", &json!({"metadata": {"name": "a"}})).refused(
         405,
         "services can only be read, nothing gives them an address: reach a pod by a hostPort of its node, or by kubectl port-forward",
@@ -466,7 +466,8 @@ fn deleted_namespace_takes_its_objects_with_it() {
     assert_eq!(marked["status"]["phase"], "Terminating");
     assert_eq!(client.post(maps, &map("late", "1")).code, 403);
     let released = json!({"metadata": {"finalizers": null}});
-    // the namespace's deletion may mark this object at the same time; the patch is then retried on the new version
+    // the namespace's deletion may mark this object at the same time; the patch is then retried on the new
+    // version
     client.patch("merge", &format!("{maps}/held"), &released).expect(200);
     let mut event = watch.event();
     while event == "MODIFIED team" {

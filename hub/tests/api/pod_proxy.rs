@@ -1,4 +1,4 @@
-//! `pods/NAME/proxy`: requests to programs in pods, of which the test plays the node and the program.
+//! `pods/NAME/proxy`: requests to programs in pods; the test plays the node and the program.
 
 use std::thread;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn with_address(hub: &Hub) -> (Client, Watch) {
     (node, watch)
 }
 
-/// Asks on a thread; all that comes back, to the connection's end.
+/// Sends a request on a thread; returns all bytes of the answer, to the connection's end.
 fn asks(hub: &Hub, method: &str, below: &str, more: &str) -> thread::JoinHandle<String> {
     let mut client = hub.admin();
     let request =
@@ -32,7 +32,7 @@ fn asks(hub: &Hub, method: &str, below: &str, more: &str) -> thread::JoinHandle<
     })
 }
 
-/// Takes the call, and connects to the program; the request for that.
+/// Takes the call, and connects to the program; also returns the request for that.
 fn connected(node: &Client, watch: &mut Watch) -> (Client, String) {
     let mut session = taken(node, &called(watch));
     let asked = session.read_until("\r\n\r\n");
@@ -113,11 +113,11 @@ fn answers_end_as_the_program_ends_them() {
     assert!(answer.contains("transfer-encoding: chunked\r\n"), "{answer}");
     let answer = check("GET", "HTTP/1.0 200 OK\r\n\r\none", "\r\n\r\none");
     assert!(!answer.contains("content-length") && !answer.contains("chunked"), "{answer}");
-    // those that break off do so for the client
+    // an answer that breaks off does so for the client, too
     check("GET", &format!("HTTP/1.1 200 OK\r\n{chunked}"), "\r\n\r\n3\r\none\r\n");
     let answer = check("GET", "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\none", "\r\n\r\none");
     assert!(answer.contains("content-length: 99\r\n"), "{answer}");
-    // those without a body
+    // answers without a body
     let answer = check("HEAD", "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", "\r\n\r\n");
     assert!(answer.contains("content-length: 99\r\n"), "{answer}");
     check("DELETE", "HTTP/1.1 204 No Content\r\n\r\n", "\r\n\r\n");
@@ -142,7 +142,7 @@ fn program_out_of_reach_is_named_in_the_nodes_words() {
     let answer = format!("HTTP/1.1 503 \r\nContent-Length: {}\r\n\r\n{why}", why.len());
     session.write_raw(answer.as_bytes()).unwrap();
     asked.join().unwrap().refused(503, why);
-    // and one that speaks of itself
+    // an answer in which the program itself fails
     let mut admin = hub.admin();
     let asked = thread::spawn(move || admin.get(&format!("{PROXY}/")));
     let mut session = taken(&node, &called(&mut watch));
@@ -175,10 +175,10 @@ fn pod_proxy_refuses_before_it_calls_a_node() {
     let head = format!("POST {PROXY}/ HTTP/1.1\r\nhost: h\r\ncontent-length: 3145729\r\n\r\n");
     large.write_raw(head.as_bytes()).unwrap();
     assert_eq!(large.read_reply().unwrap().code, 413);
-    // relative links are to lead below it
+    // relative links must lead below it
     let moved = hub.admin().get(&format!("{PROXY}?a=b"));
     assert_eq!((moved.code, moved.header("location")), (301, vec![&*format!("{PROXY}/?a=b")]));
-    // whoever has no right
+    // a caller without the right
     let path = format!("{PROXY}/");
     let status = node.another().get(&path).expect(403);
     let message = status["message"].as_str().unwrap();
@@ -200,7 +200,7 @@ fn pod_proxy_refuses_before_it_calls_a_node() {
         let log = std::fs::read_to_string(hub.data_dir.join("audit-refused.log")).unwrap();
         log.lines().flat_map(serde_json::from_str).any(|line| is(&line))
     };
-    // what is refused is written after the answer
+    // the line of a refusal is written after the answer
     wait_until("the lines of both requests", Duration::from_secs(60), || {
         of("pods", "p:8080") && of("nodes", "edge-1")
     });
@@ -223,7 +223,7 @@ fn flood_of_requests_to_programs_is_limited() {
             client
         })
         .collect();
-    // those that are too many are told at once, while the others wait for the node
+    // requests over the limit are refused at once, while the others wait for the node
     let mut codes = Vec::new();
     let (mut served, mut sessions) = (0, Vec::new());
     let mut ids: Vec<String> = Vec::new();

@@ -1,4 +1,5 @@
-//! What older releases left, opened by the present hub: their data directories, their backups, and the requests of their agents.
+//! Data of older releases, used with the present hub: their data directories, their backups, and the requests
+//! of their agents.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ fn recorded(release: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(release)
 }
 
-/// Takes the files of a data directory.
+/// Copies the files of a data directory.
 fn copy_data(release: &str, to: &Path) {
     fs::create_dir_all(to.join("pki")).unwrap();
     let keys = ["pki/ca.pem", "pki/admin.pem", "pki/serving.pem", "pki/tokens.pem"];
@@ -31,7 +32,7 @@ fn command(arguments: &[&str]) -> Outcome {
     run(command, "")
 }
 
-/// Whether everything that the release knew is there.
+/// Checks that everything that the release knew is there.
 fn check(release: &str, hub: &Hub) {
     let mut admin = hub.admin();
     let kubeconfig = fs::read_to_string(recorded(release).join("node.kubeconfig")).unwrap();
@@ -91,7 +92,7 @@ fn store_of_a_newer_hub_names_the_way_back() {
     }
 }
 
-/// A request with the version from which a watch goes on replaced by one that this hub knows.
+/// Replaces the version from which a request's watch resumes by one that this hub knows.
 fn from_here(request: &str, version: &str) -> String {
     let (before, after) = request.split_once("&resourceVersion=").unwrap();
     let rest = after.trim_start_matches(|digit: char| digit.is_ascii_digit());
@@ -115,13 +116,13 @@ fn agent_of_each_release_is_served() {
             let mut request = exchange["request"].as_str().unwrap().to_owned();
             let own = admin.get(&format!("{NODES}/edge-1"));
             if own.code == 200 {
-                // what it owns names the Node
+                // the owner references of its objects refer to the Node
                 request = request.replace(uid, own.json()["metadata"]["uid"].as_str().unwrap());
             }
             let expect = &exchange["answer"].as_str().unwrap()[9..12];
             let what = request.lines().next().unwrap().to_owned();
             if let Some((_, rest)) = what.split_once("configmaps?fieldSelector=metadata.name%3D") {
-                // its Node names the configuration by now
+                // its Node already names the configuration
                 let name = rest.split('&').next().unwrap();
                 let source = json!({"configMap": {"name": name, "namespace": "kube-system", "kubeletConfigKey": "kubelet"}});
                 admin

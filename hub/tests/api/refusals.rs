@@ -1,5 +1,5 @@
-//! What a Kubernetes 1.36 API server refuses, the hub refuses: with its code, its reason and its words. One row a rule; the rules
-//! themselves have more cases beside their code.
+//! The hub refuses the same requests as a Kubernetes 1.36 API server, with its code, its reason and its text.
+//! One row per rule; the rules themselves have more cases beside their code.
 
 use crate::server::{Client, Hub};
 use crate::{JSON, LEASES, NODES, PODS, SETS};
@@ -20,7 +20,7 @@ fn pod() -> Value {
     json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}})
 }
 
-/// Posts a pod with one wrong field; the answer must name the field and say why.
+/// Posts a pod with one wrong field; the answer must name the field and the reason.
 #[track_caller]
 fn refuses(client: &mut Client, pointer: &str, value: Value, code: u16, message: &str) {
     let reply = client.post(PODS, &with(pod(), pointer, value));
@@ -55,7 +55,7 @@ fn bad_pods_are_refused_with_upstreams_words() {
         422,
         "spec.containers[0].resources.limits[example.com/gpu]: Invalid value: \"1500m\": must be an integer",
     );
-    // two numbers that floating point cannot tell apart
+    // two numbers that are equal in floating point
     refuses(
         client,
         &of("resources"),
@@ -109,7 +109,7 @@ fn bad_pods_are_refused_with_upstreams_words() {
     );
     refuses(client, "/spec/priorityClassName", json!("x"), 403, "no PriorityClass with name x was found");
     refuses(client, "/spec/runtimeClassName", json!("x"), 403, "pod rejected: RuntimeClass \"x\" not found");
-    // nothing of all this was kept
+    // nothing of all this was stored
     assert_eq!(client.get(PODS).expect(200)["items"], json!([]));
 }
 
@@ -181,7 +181,7 @@ fn template_keeps_requests_that_its_author_left_out() {
     assert_eq!(made["spec"]["containers"][0]["resources"]["requests"], json!({"memory": "64Mi"}));
 }
 
-/// A member that is not there is set by `replace`, as upstream does: scripts cordon nodes so.
+/// `replace` of a member that does not exist sets it, as upstream does: scripts cordon nodes that way.
 #[test]
 fn json_patch_replaces_what_is_not_there() {
     let hub = Hub::new();

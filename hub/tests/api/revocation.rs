@@ -1,4 +1,4 @@
-//! Revoking a node, as its owner, the node itself, and a thief of its credentials see it.
+//! Revoking a node, from the view of its owner, the node itself, and a thief of its credentials.
 
 use kedge_hub_core::kinds::schema::base64_encode;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
@@ -15,7 +15,7 @@ fn ok(outcome: &Outcome) -> &str {
     &outcome.out
 }
 
-/// What `node list` shows of a node.
+/// The entry of a node in `node list`.
 fn listed(hub: &Hub, name: &str) -> Value {
     let outcome = hub.command(&["node", "list", "--output", "json"]);
     let list: Value = serde_json::from_str(ok(&outcome)).unwrap();
@@ -23,7 +23,7 @@ fn listed(hub: &Hub, name: &str) -> Value {
     nodes.iter().find(|node| node["name"] == name).cloned().unwrap_or_default()
 }
 
-/// A command that asks no hub.
+/// Runs a command that needs no hub.
 fn command(arguments: &[&str]) -> Outcome {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
     command.args(arguments);
@@ -49,7 +49,7 @@ fn revoked_node_is_refused_everywhere_at_once() {
 
     let said = hub.command(&["node", "revoke", "edge-1", "--reason", "stolen from the lift"]);
     assert_eq!(ok(&said), "admin revoked the credentials of node edge-1: stolen from the lift\n");
-    // what stands ends (its last events may come before), what comes is refused
+    // open connections end (after last events perhaps), and new requests are refused
     while watch.next().is_some() {}
     let standing = idle.try_on_the_same("GET", "/api");
     assert!(standing.is_err() || standing.is_ok_and(|reply| reply.code == 401));
@@ -59,7 +59,7 @@ fn revoked_node_is_refused_everywhere_at_once() {
     assert_eq!(unused.get("/api").code, 401, "also ones that were not used before");
     assert_eq!(hub.command(&["node-kubeconfig", "edge-1"]).code, Some(1), "nor are any made");
     other.get(&format!("{NODES}/edge-2")).expect(200);
-    // nobody gets a certificate of that name signed
+    // the hub signs no certificate of that name
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
@@ -78,7 +78,7 @@ fn revoked_node_is_refused_everywhere_at_once() {
     let status = answered.expect("it fails");
     assert_eq!(status["conditions"][1]["type"], "Failed", "{status}");
     assert_eq!(status.get("certificate"), None);
-    // the Node stays, and says why
+    // the Node stays, and shows the reason
     let object = admin.get(&format!("{NODES}/edge-1")).expect(200);
     let why = object["metadata"]["annotations"]["kedge.dev/revoked"].as_str().unwrap();
     assert!(why.ends_with("admin revoked the credentials of node edge-1: stolen from the lift"), "{why}");
@@ -98,7 +98,7 @@ fn revoked_node_is_refused_everywhere_at_once() {
     assert!(hub.log().contains("refused a request of \"system:node:edge-1\""), "{}", hub.log());
 }
 
-/// Begins a request; what it returns is the rest of it. The hub has judged the head then: it asks for the body.
+/// Begins a request; returns the rest of it. The hub has then judged the head, because it asks for the body.
 fn begin(client: &mut Client, method: &str, path: &str, fields: &str, body: &Value) -> Vec<u8> {
     let body = body.to_string().into_bytes();
     let length = body.len();
@@ -138,13 +138,13 @@ fn request_begun_before_its_revocation_changes_nothing() {
     let (readmit, tokens) = ("/kedge/nodes/edge-1/readmit", format!("{accounts}/default/token"));
     let mut begun = Vec::new();
     for (mut client, method, path, fields, body) in [
-        // a renewal has a way of its own
+        // a renewal is handled in a way of its own
         (node.another(), "PATCH", lease.as_str(), merge, &renewal),
         (node.another(), "PATCH", object.as_str(), merge, &report),
         (node.another(), "POST", reviews, json, &empty),
         (hub.anonymous(), "POST", reviews, bearer.as_str(), &empty),
         (lost.another(), "POST", super::MAPS, json, &map),
-        // it would take the revocation back
+        // it would undo the revocation
         (lost.another(), "POST", readmit, json, &same),
         (lost.another(), "POST", tokens.as_str(), json, &asked),
     ] {
@@ -167,7 +167,7 @@ fn request_begun_before_its_revocation_changes_nothing() {
     assert_eq!(admin.get(&object).expect(200)["metadata"]["annotations"].get("kedge.dev/slot"), None);
     assert_eq!(admin.get(&format!("{}/late", super::MAPS)).code, 404);
     assert_eq!(Client::new(&kubeconfig, &hub.url).get("/api").code, 401, "still revoked");
-    // what no handler saw is counted, by the name that the credential bears
+    // a request refused before any handler is counted, by the name in its credential
     hub.stop("TERM");
     let log = std::fs::read_to_string(hub.data_dir.join("audit-refused.log")).unwrap();
     let mut lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -186,7 +186,7 @@ fn readmitted_node_needs_new_credentials() {
     let object = new.get(&format!("{NODES}/edge-1")).expect(200);
     assert_eq!(object["metadata"]["annotations"].get("kedge.dev/revoked"), None);
     assert!(listed(&hub, "edge-1")["certificateExpires"].as_str().unwrap().starts_with("20"));
-    // by mistake: nobody else can have them
+    // revoked by mistake: no thief has its credentials
     ok(&hub.command(&["node", "revoke", "edge-1"]));
     ok(&hub.command(&["node", "readmit", "edge-1", "--same-credentials"]));
     old.another().get(&format!("{NODES}/edge-1")).expect(200);
@@ -237,7 +237,7 @@ fn revoking_is_for_administrators_and_leaves_a_trail() {
     assert_eq!(node.get("/kedge/nodes").code, 403);
     assert_eq!(node.get("/api/v1/namespaces/kube-system/configmaps/kedge-denied").code, 403);
     assert_eq!(admin.post("/kedge/nodes/Edge/revoke", &json!({})).code, 400);
-    // a renewal is contact
+    // a renewal counts as contact
     node.put(&format!("{LEASES}/edge-1"), &json!({"metadata": {"name": "edge-1"}})).expect(201);
     assert!(listed(&hub, "edge-1")["lastContact"].is_string());
     ok(&hub.command(&["node", "revoke", "edge-1"]));
@@ -286,7 +286,7 @@ fn certificates_and_users_are_denied_by_the_list() {
     assert_eq!(hub.node("edge-1").get("/api").code, 200);
 }
 
-/// The events about a node that give this reason.
+/// The events about a node with this reason.
 fn events(admin: &mut Client, node: &str, reason: &str) -> Vec<String> {
     let all = admin.get("/api/v1/namespaces/default/events").expect(200);
     let all = all["items"].as_array().unwrap().iter();
@@ -342,14 +342,14 @@ fn deny_list_is_not_swept_away() {
     let owner = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "1"}]);
     let reply = hub.admin().patch("merge", &list, &json!({"metadata": {"ownerReferences": owner}}));
     assert_eq!(reply.code, 422, "{reply:?}");
-    // keys that an administrator may believe in
+    // keys that an administrator may believe to be valid
     for key in ["edge-4", "Node.edge-4", "node.Edge-4", "certificate.0a"] {
         refused("merge", &list, json!({"data": {key: ""}}), "denies nothing");
     }
     for (name, node) in names.iter().zip(&nodes) {
         assert_eq!(node.another().get("/api").code, 401, "{name}");
     }
-    // what its writer names goes, and is shown
+    // entries that the writer explicitly removes are removed, and shown
     let mut admin = hub.admin();
     admin.patch("merge", &list, &json!({"data": {"node.edge-1": null}})).expect(200);
     let whole = admin.get(&list).expect(200);

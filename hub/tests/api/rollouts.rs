@@ -31,7 +31,7 @@ fn rollout_shows_each_node_and_ends_with_the_update() {
         watched.out
     );
     assert!(watched.out.ends_with("edge-1   1          runs    -\n"), "{}", watched.out);
-    // an update that crashes: stopped, as the command and the set say
+    // an update that crashes: stopped, as the command and the set report
     let change = json!({"metadata": {"annotations": {"kedge.dev/max-failures": "0"}},
         "spec": {"template": {"spec": {"containers": [{"name": "main", "image": "i:2"}]}}}});
     admin.patch("merge", &format!("{SETS}/agent"), &change).expect(200);

@@ -1,7 +1,8 @@
-//! What a thief tries who has the credential of one node: each attack alone, and after each that nothing of others has changed, and that
-//! another node is still heard.
+//! The attempts of a thief with the credential of one node: each attack alone, and after each a check that
+//! objects of others are unchanged, and that another node can still renew.
 //!
-//! Attacks on the hub's time and memory are in `tests/attacks.rs`, those by mirror pods and certificate requests in `identity`.
+//! Attacks on the hub's time and memory are in `tests/attacks.rs`, those by mirror pods and certificate
+//! requests in `identity`.
 
 use serde_json::{Value, json};
 
@@ -16,7 +17,7 @@ const BODY: &str = "application/json";
 const EVENTS: &str = "/api/v1/namespaces/default/events";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const SECRETS: &str = "/api/v1/namespaces/kube-system/secrets";
-/// Stands in what the thief must not read.
+/// A text in objects that the thief must not read.
 const SECRET: &str = "crown-jewel";
 
 /// Two nodes, `a` and `b`, each with a Lease, a config, an event and a pod. The credential of `a` is stolen.
@@ -51,7 +52,7 @@ impl Stage {
         Stage { _hub: hub, admin, thief, other, renewals: 0 }
     }
 
-    /// What no act of the thief may change.
+    /// All objects that the thief must not be able to change.
     fn others(&mut self) -> Value {
         let mut own = self.admin.get(&format!("{NODES}/a")).expect(200);
         let meta = own["metadata"].as_object_mut().unwrap();
@@ -59,7 +60,7 @@ impl Stage {
             meta.remove(field);
         }
         let mut all = vec![own["metadata"].take(), own["spec"].take()];
-        // the Lease of b and its events change by b alone
+        // only b itself changes its Lease and its events
         for path in [format!("{NODES}/b"), format!("{EVENTS}/b"), format!("{MAPS}/a"), format!("{MAPS}/b")] {
             all.push(self.admin.get(&path).expect(200));
         }
@@ -71,7 +72,7 @@ impl Stage {
         all.into()
     }
 
-    /// Another node renews.
+    /// Lets another node renew.
     #[track_caller]
     fn other_is_heard(&mut self) {
         self.renewals += 1;
@@ -223,7 +224,7 @@ fn stolen_node_changes_nothing_of_others() {
         assert_eq!(stage.others(), before, "{what}");
         stage.other_is_heard();
     }
-    // what its status may not carry is left out
+    // fields that its status may not contain are ignored
     let sly = json!({"spec": {"configSource": theirs, "unschedulable": true}, "status": {"phase": "x"}});
     let status = stage.thief.patch("merge", &status, &sly);
     assert!(matches!(status.code, 200 | 403), "{}", status.code);
@@ -266,7 +267,7 @@ fn stolen_node_reads_nothing_of_others() {
         assert!(matches!(reply.code, 400 | 403 | 404), "{path}: {}", reply.code);
         assert!(!String::from_utf8_lossy(&reply.body).contains(SECRET), "{path}");
     }
-    // with two selectors the first counts; a token of another list leads to nothing of others
+    // of two selectors the first counts; a token of another list does not lead to objects of others
     for path in [
         format!("{MAPS}?{}&{}", of("a"), of("b")),
         format!("{MAPS}?{}&continue={next}", of("a")),
@@ -276,7 +277,7 @@ fn stolen_node_reads_nothing_of_others() {
         let text = String::from_utf8_lossy(&reply.body).into_owned();
         assert!(!text.contains("\"name\":\"b\""), "{path}: {text}");
     }
-    // another identity by headers
+    // impersonation by headers
     for headers in [
         [("impersonate-user", "admin"), ("impersonate-group", "system:masters")],
         [("x-remote-user", "admin"), ("x-remote-group", "system:masters")],
@@ -289,7 +290,7 @@ fn stolen_node_reads_nothing_of_others() {
     stage.other_is_heard();
 }
 
-/// Paths that a proxy or a sloppy router would take for another one.
+/// Paths that a proxy or a careless router would take for another one.
 #[test]
 fn strangers_reach_no_path_by_its_disguise() {
     let hub = Hub::new();

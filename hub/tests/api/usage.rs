@@ -1,4 +1,5 @@
-//! `metrics.k8s.io`: nodes are asked when somebody asks, and those that cannot answer are named.
+//! `metrics.k8s.io`: nodes are queried when a client asks, and those that cannot answer are listed in
+//! warnings.
 
 use serde_json::{Value, json};
 
@@ -17,7 +18,7 @@ fn renewed(hub: &Hub, name: &str) -> Client {
     node
 }
 
-/// Takes the call that the node hears of next, and answers it.
+/// Takes the node's next call, and answers it.
 fn answer(node: &Client, watch: &mut super::server::Watch, summary: &Value) -> String {
     let mut session = taken(node, &called(watch));
     let body = summary.to_string();
@@ -45,7 +46,7 @@ fn nodes_are_asked_once_and_those_without_usage_are_named() {
     let running = json!({"status": {"phase": "Running"}});
     admin.patch("merge", &format!("{PODS}/p/status"), &running).expect(200);
     admin.patch("merge", &format!("{PODS}/p"), &json!({"metadata": {"labels": {"app": "web"}}})).expect(200);
-    // a pod of this name is another node's
+    // a pod of this name belongs to another node
     let spec = json!({"nodeName": "edge-2", "containers": [{"name": "a", "image": "i"}]});
     admin.post(PODS, &json!({"metadata": {"name": "foreign"}, "spec": spec})).expect(201);
     admin.patch("merge", &format!("{PODS}/foreign/status"), &running).expect(200);
@@ -71,7 +72,7 @@ fn nodes_are_asked_once_and_those_without_usage_are_named() {
     assert_eq!((&found["metadata"]["name"], &found["window"]), (&json!("edge-1"), &json!("1s")));
     assert_eq!(found["usage"], json!({"cpu": "250000000n", "memory": "1048576Ki"}));
 
-    // what is known is asked no more: nobody answers these
+    // known figures are not requested again: no node would answer here
     let mut get = |path: &str| admin.get(&format!("{METRICS}{path}"));
     let one = get("/nodes/edge-1").expect(200);
     assert_eq!((&one["kind"], &one["usage"]), (&json!("NodeMetrics"), &found["usage"]));
@@ -132,7 +133,7 @@ fn slow_node_holds_up_nobody_and_its_late_answer_counts() {
     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
     session.write_raw((head + &body).as_bytes()).unwrap();
     session.read_to_end();
-    // the same call's
+    // part of the same call
     let list = hub.admin().get(&format!("{METRICS}/nodes")).expect(200);
     assert_eq!(list["items"].as_array().map(Vec::len), Some(1));
 }

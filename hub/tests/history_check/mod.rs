@@ -1,24 +1,26 @@
-//! What a history of requests must satisfy, whatever the hub did in between. Pure: a record in, broken promises out.
+//! The promises that a history of requests must satisfy, whatever the hub did in between. Pure: records in,
+//! broken promises out.
 //!
-//! Times are readings of one counter, taken before a request was sent and after its answer was read: of two requests that
-//! overlap nothing is known. A request without an answer is not in the history: it may have happened or not.
+//! Times are readings of one counter, taken before a request was sent and after its answer was read: the
+//! order of two overlapping requests is unknown. A request without an answer is not in the history, because
+//! it may or may not have been carried out.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// One thing that was seen.
+/// One observation.
 #[derive(Debug, Clone)]
 pub(crate) enum Record {
-    /// An acknowledged write; `base` is the version it was bound to, if it was.
+    /// An acknowledged write; `base` is the version to which it was bound, if any.
     Write { name: String, base: Option<u64>, version: u64, started: u64, ended: u64 },
     /// An acknowledged delete.
     Deleted { name: String, started: u64, ended: u64 },
-    /// A read: the version found, none if it was not there.
+    /// A read: the version found, or `None` if the object was missing.
     Read { name: String, version: Option<u64>, started: u64 },
     /// A list: its version and its objects.
     List { version: u64, items: Vec<(String, u64)>, started: u64 },
-    /// A watch began after this version; all of one `segment` is without a gap.
+    /// A watch began after this version; one `segment` has no gaps.
     WatchFrom { segment: u64, version: u64 },
-    /// It events a change.
+    /// The watch showed a change.
     Watched { segment: u64, name: String, version: u64 },
 }
 
@@ -60,7 +62,7 @@ pub(crate) fn violations(history: &[Record]) -> Vec<String> {
     found
 }
 
-/// The version a watch began after, and what it events.
+/// The version after which a watch began, and the changes that it showed.
 type Segment<'a> = (u64, Vec<(&'a str, u64)>);
 
 struct World<'a> {
@@ -69,7 +71,7 @@ struct World<'a> {
 }
 
 impl World<'_> {
-    /// Later writes have higher versions, and no version was given twice.
+    /// Later writes have higher versions, and no version is assigned twice.
     fn versions_rise(&self, found: &mut Vec<String>) {
         let mut all: Vec<(&str, Acknowledged)> = self
             .writes
@@ -85,7 +87,8 @@ impl World<'_> {
                 ));
             }
         }
-        // from the highest version down: nobody with a lower version may have begun after one above had ended
+        // from the highest version down: no write with a lower version may have begun after one with a higher
+        // version had ended
         let mut earliest_end = u64::MAX;
         for (name, write) in all.iter().rev() {
             if write.started > earliest_end {
@@ -98,7 +101,7 @@ impl World<'_> {
         }
     }
 
-    /// Between the version that a write was bound to and its own there is no other, as far as anybody saw.
+    /// No other version is between the one to which a write was bound and its own, as far as any client saw.
     fn no_update_is_lost(&self, history: &[Record], found: &mut Vec<String>) {
         let mut known: HashMap<&str, Vec<u64>> = HashMap::new();
         for (name, list) in &self.writes {

@@ -1,6 +1,7 @@
-//! How a silent node is detected, and shown.
+//! The detection of a silent node, and how it is shown.
 //!
-//! Takes a minute, the shortest silence after which a real hub declares a node lost, and no work: by its name it begins with the first.
+//! Takes a minute, the shortest silence after which a real hub declares a node lost, but idles; the file's
+//! name begins with `a` so that libtest starts it early.
 
 use crate::nodes::forbidden;
 use crate::programs::{contains, json, registered};

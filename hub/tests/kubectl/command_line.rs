@@ -1,6 +1,6 @@
-//! The program `kedge-hub` as an operator starts, stops and misuses it.
+//! The program `kedge-hub`, started, stopped and misused by an operator.
 //!
-//! A failed start changes no file that existed, exits with the right status, and reports what to do.
+//! A failed start changes no existing file, exits with the right status, and reports the remedy.
 
 use std::fs;
 use std::net::TcpListener;

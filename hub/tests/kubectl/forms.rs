@@ -1,8 +1,8 @@
-//! What kubectl can print, generate and compare: output formats, watches, generators, subresources, pruning, kustomize, taints,
-//! certificates, and questions about the server.
+//! The output formats, generators and comparisons of kubectl: watches, subresources, pruning, kustomize,
+//! taints, certificates, and questions about the server.
 //!
-//! Every kind in the hub's table is created, listed, described, explained and restored with every kubectl, so a new kind that kubectl
-//! cannot handle fails here.
+//! Every kind in the hub's table is created, listed, described, explained and restored with every kubectl, so
+//! a new kind that kubectl cannot handle fails here.
 
 use crate::programs::{
     Kubectl, MAPS as MAPS_PATH, contains, json, registered, table, until, with_every_kubectl,
@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 const MAPS: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: p1, labels: {site: quarry}}\ndata: {a: \"1\"}\n---\n\
                     apiVersion: v1\nkind: ConfigMap\nmetadata: {name: p2, labels: {site: quarry}}\ndata: {a: \"2\"}\n";
 
-/// A request for a client certificate of this name and organization, as a value of `spec.request`, and its key (PEM).
+/// A request for a client certificate of this name and organization, as a value of `spec.request`, and its
+/// key (PEM).
 fn certificate_request(name: &str, organization: &str) -> (String, String) {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut parameters = rcgen::CertificateParams::default();
@@ -104,7 +105,8 @@ fn objects_print_in_every_output_format() {
     });
 }
 
-/// Objects created, a second apart at least, until a watch prints one: more than any machine needs to start the watch.
+/// Objects that are created, at least a second apart, until a watch prints one: more than any machine needs
+/// to start the watch.
 const COMMANDS: usize = 100;
 
 #[test]
@@ -346,7 +348,7 @@ fn permissions_resources_and_fields_are_listed_in_full() {
         assert_eq!(kubectl.run("auth can-i list pods --as bob").out, "no\n");
         let versions = kubectl.ok("api-versions");
         contains(&versions, &["apps/v1\n", "certificates.k8s.io/v1\n"]);
-        // it has no resources of its own, and is not listed, or kubectl would ask for it at each command
+        // it has no resources of its own, and is not listed, because kubectl would request it at each command
         assert!(!versions.contains("policy/v1"), "{versions}");
         let wide = kubectl.ok("api-resources -o wide --namespaced=true");
         contains(&wide, &["daemonsets", "controllerrevisions"]);

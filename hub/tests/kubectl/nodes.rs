@@ -1,7 +1,7 @@
-//! What a node may and may not do, with the credentials of a node over real TLS.
+//! The permissions of a node, with its credentials over real TLS.
 //!
-//! Every refusal is checked by its text, because the texts are upstream's and people search for them. They are the hub's, and the same
-//! for every kubectl: the newest asks.
+//! Every refusal is checked by its text, because the texts are upstream's and people search for them. They
+//! are the hub's, and the same for every kubectl, so only the newest is used.
 
 use crate::programs::{contains, json, registered, with_newest_kubectl};
 use crate::server::Hub;
@@ -225,7 +225,8 @@ fn foreign_credentials_are_refused_everywhere() {
             admin.lines().filter(|line| keep(line)).collect::<Vec<_>>().join("\n")
         };
         let without = lines(&|line| !line.contains("client-"));
-        // a token keeps kubectl from asking for a password; one that is not the hub's is refused everywhere
+        // a token keeps kubectl from prompting for a password; one that the hub did not issue is refused
+        // everywhere
         let forger =
             kubectl.with_kubeconfig("forger", &without.replace("  user:\n", "  user:\n    token: nothing\n"));
         contains(&forger.fails("get nodes"), &["You must be logged in to the server"]);

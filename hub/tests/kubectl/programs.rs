@@ -1,6 +1,7 @@
 //! kubectl of three versions, each with a home, a cache and a kubeconfig of its own.
 //!
-//! `hub/tests/kubectl/fetch` brings the programs; where one is missing, its tests are skipped with a message, and under CI=true they fail.
+//! `hub/tests/kubectl/fetch` downloads the programs; if one is missing, its tests are skipped with a message,
+//! and under CI=true they fail.
 
 use std::fs;
 use std::io::Write;
@@ -27,12 +28,13 @@ pub(crate) struct Kubectl {
     home: PathBuf,
 }
 
-/// Runs a test with every kubectl there is; each run has a hub of its own.
+/// Runs a test with every available kubectl; each run has a hub of its own.
 pub(crate) fn with_every_kubectl(test: impl Fn(&Hub, &Kubectl)) {
     VERSIONS.into_iter().for_each(|version| with(version, &test));
 }
 
-/// Runs a test with the newest kubectl: one of what the hub answers, where the older ones send the same and print it alike.
+/// Runs a test with the newest kubectl only: for answers of the hub that the older ones request in the same
+/// way and print alike.
 pub(crate) fn with_newest_kubectl(test: impl Fn(&Hub, &Kubectl)) {
     with(VERSIONS[VERSIONS.len() - 1], &test);
 }
@@ -61,7 +63,8 @@ impl Hub {
         find(version).map(|program| self.kubectl(version, program))
     }
 
-    /// What is stored at a path. A kubectl would take twenty times as much of the processor to read it.
+    /// The object that is stored at a path. Reading it with kubectl would take twenty times as much processor
+    /// time.
     #[track_caller]
     pub(crate) fn stored(&self, path: &str) -> Value {
         self.admin().get(path).expect(200)
@@ -97,7 +100,7 @@ impl Kubectl {
         Kubectl { version: self.version, program: self.program.clone(), kubeconfig, home }
     }
 
-    /// A client with the same credentials, for steps that are not kubectl's.
+    /// A client with the same credentials, for steps that are not made with kubectl.
     pub(crate) fn client(&self, hub: &Hub) -> Client {
         Client::new(&fs::read_to_string(&self.kubeconfig).unwrap(), &hub.url)
     }
@@ -107,7 +110,8 @@ impl Kubectl {
         command.arg("--kubeconfig").arg(&self.kubeconfig).args(words(line));
         command.arg("--cache-dir").arg(self.home.join("cache"));
         command.env_clear().env("HOME", &self.home).env("PATH", std::env::var_os("PATH").unwrap());
-        // a fifth of the processor's time of so short a process; it takes no more memory than before
+        // garbage collection takes a fifth of the processor time of such a short process; it takes no more
+        // memory than before
         command.env("GOGC", "off");
         command.current_dir(&self.home);
         command
@@ -130,7 +134,7 @@ impl Kubectl {
         run(self.command(line), input)
     }
 
-    /// Runs a command line that must succeed; its output.
+    /// Runs a command line that must succeed; returns its output.
     #[track_caller]
     pub(crate) fn ok(&self, line: &str) -> String {
         self.ok_with(line, "")
@@ -144,7 +148,7 @@ impl Kubectl {
         outcome.out
     }
 
-    /// Runs a command line that must fail; its standard error.
+    /// Runs a command line that must fail; returns its standard error.
     #[track_caller]
     pub(crate) fn fails(&self, line: &str) -> String {
         self.fails_with(line, "")
@@ -158,7 +162,7 @@ impl Kubectl {
         outcome.err
     }
 
-    /// Runs a command line again and again until `expect` holds.
+    /// Repeats a command line until `expect` returns true.
     #[track_caller]
     pub(crate) fn until(&self, line: &str, expect: impl Fn(&Outcome) -> bool) -> Outcome {
         let end = Instant::now() + COMMAND_LIMIT;
@@ -178,12 +182,12 @@ impl Kubectl {
         }
     }
 
-    /// Writes a file beside which kubectl runs.
+    /// Writes a file in the directory in which kubectl runs.
     pub(crate) fn file(&self, name: &str, content: impl AsRef<[u8]>) {
         fs::write(self.home.join(name), content).unwrap();
     }
 
-    /// Starts a command that goes on, such as a watch.
+    /// Starts a command that keeps running, such as a watch.
     pub(crate) fn start(&self, line: &str) -> Running {
         let mut command = self.command(line);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -193,7 +197,7 @@ impl Kubectl {
     }
 }
 
-/// A command that goes on until dropped.
+/// A command that runs until this is dropped.
 pub(crate) struct Running {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -207,7 +211,7 @@ impl Running {
         self.lines.recv_timeout(COMMAND_LIMIT).expect("a line in time")
     }
 
-    /// The next line it prints, if it comes within so many seconds.
+    /// The next line that it prints within so many seconds.
     pub(crate) fn line_within(&self, secs: u64) -> Option<String> {
         self.lines.recv_timeout(Duration::from_secs(secs)).ok()
     }

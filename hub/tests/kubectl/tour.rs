@@ -20,7 +20,7 @@ const STATUS: &str = r#"{"status": {
         "containerRuntimeVersion": "crun://1.8", "kubeletVersion": "v0.1.0", "kubeProxyVersion": "",
         "operatingSystem": "linux", "architecture": "arm64"}}}"#;
 
-/// A Node with a status, as an agent would leave it: registered and reported with the node's own credentials.
+/// Makes a Node with a status, as an agent would: registered and reported with the node's own credentials.
 fn register(hub: &Hub, kubectl: &Kubectl) {
     let mut node = kubectl.as_node(hub, "edge-1").client(hub);
     let mut object = json(NODE);
@@ -181,7 +181,7 @@ fn config_maps_are_created_from_files_and_literals() {
     });
 }
 
-/// kubectl names the namespace of what it deleted since 1.33.
+/// kubectl prints the namespace of deleted objects since 1.33.
 fn deleted(kubectl: &Kubectl) -> &'static str {
     if kubectl.version != "1.36" { "deleted\n" } else { "deleted from default namespace\n" }
 }
@@ -334,7 +334,8 @@ fn watch_prints_changes() {
         let tables = kubectl.start("get cm m --watch");
         assert!(tables.line().starts_with("NAME"));
         assert!(tables.line().starts_with("m "));
-        // kubectl reads one object, opens its watch later and leaves out the first event of that: a change may fall between
+        // kubectl reads one object, opens its watch later and leaves out the first event of that: a change
+        // may be lost in between
         let mut changes = 0;
         let mut first_line_of = |watch: &Running| loop {
             changes += 1;

@@ -1,4 +1,4 @@
-//! `kubectl top`, with a node that answers once: the hub keeps what it said.
+//! `kubectl top`, with a node that answers once: the hub caches its answer.
 
 use std::thread;
 
@@ -9,7 +9,7 @@ use crate::server::{Client, Hub};
 
 const UPGRADE: [(&str, &str); 2] = [("connection", "Upgrade"), ("upgrade", "kedge-session")];
 
-/// A node with a pod of two containers that runs.
+/// A node with a running pod of two containers.
 fn node(hub: &Hub) -> Client {
     let mut node = hub.node("edge-1");
     node.post(NODES, &json!({"metadata": {"name": "edge-1"}})).expect(201);

@@ -1,7 +1,8 @@
-//! DaemonSets and pods with kubectl: rollouts, drains, cascading deletion, waits, and commands that need the node itself.
+//! DaemonSets and pods with kubectl: rollouts, drains, cascading deletion, waits, and commands that need the
+//! node itself.
 //!
-//! The DaemonSet controller is the hub's; there is no agent here: each test makes the writes that one would make. kubectl's output is
-//! checked, by version where it differs.
+//! The DaemonSet controller is the hub's; no agent runs here: each test makes the writes of one. kubectl's
+//! output is checked, by version where it differs.
 
 use crate::programs::{Kubectl, MAPS, contains, registered, table, until, with_every_kubectl};
 use crate::server::{Client, Hub};
@@ -36,18 +37,18 @@ fn pods_of_the_set(hub: &Hub) -> Vec<Value> {
     pods.as_array().unwrap().clone()
 }
 
-/// Its only pod's name, once it is made.
+/// The name of its only pod, once that is made.
 fn pod_of_the_set(hub: &Hub) -> String {
     until(|| pods_of_the_set(hub).len() == 1);
     pods_of_the_set(hub)[0]["metadata"]["name"].as_str().unwrap().to_owned()
 }
 
-/// Does once what agents do: reports pods as ready, and confirms the ends of others.
+/// Acts once as agents do: reports pods as ready, and confirms the ends of others.
 fn agents_act(hub: &Hub) {
     let mut admin = hub.admin();
     for pod in pods_of_the_set(hub) {
         let path = format!("{PODS}/{}", pod["metadata"]["name"].as_str().unwrap());
-        // gone or changed meanwhile: there is a next time
+        // deleted or changed meanwhile: the next call handles it
         if pod["metadata"]["deletionTimestamp"].is_string() {
             let now = json!({"gracePeriodSeconds": 0}).to_string();
             admin.send("DELETE", &path, &[("content-type", "application/json")], now.as_bytes());
@@ -59,7 +60,7 @@ fn agents_act(hub: &Hub) {
     }
 }
 
-/// Until the set has two pods of its present template that are available.
+/// Waits until the set has two available pods of its present template.
 fn rolled_out(hub: &Hub) {
     until(|| {
         agents_act(hub);
@@ -141,7 +142,7 @@ fn rollout_status_history_and_undo_work() {
             &kubectl.fails("rollout undo ds/agent --to-revision=1"),
             &["error: unable to find specified revision 1 in history"],
         );
-        // older ones compare with what their Go types write, and send what changes nothing
+        // older ones compare with the output of their Go types, and send a patch without changes
         let skipped = if kubectl.version == "1.36" { "skipped rollback" } else { "rolled back" };
         contains(&kubectl.ok("rollout undo ds/agent --to-revision=3"), &[skipped]);
         kubectl.ok("rollout undo ds/agent --to-revision=2");
@@ -241,7 +242,7 @@ fn drain_and_update_do_not_wait_for_each_other() {
         until(|| pods_of_the_set(hub).iter().any(is_ending));
         let mut draining = kubectl.start("drain edge-1 --ignore-daemonsets --force");
         until(|| is_ending(&hub.stored(&format!("{PODS}/bare"))));
-        // the update passes over both nodes, though one is cordoned and its drain waits
+        // the update passes over both nodes, although one is cordoned and its drain waits
         rolled_out(hub);
         let images = |hub: &Hub| -> Vec<Value> {
             pods_of_the_set(hub).iter().map(|pod| pod["spec"]["containers"][0]["image"].clone()).collect()
@@ -269,7 +270,7 @@ fn diff_shows_what_an_update_would_change() {
     with_every_kubectl(|hub, kubectl| {
         kubectl.file("ds.yaml", SET);
         kubectl.ok("apply -f ds.yaml");
-        // the controller's first status would fall between the two objects that kubectl compares
+        // the controller's first status would occur between the two objects that kubectl compares
         until(|| set(hub)["status"]["observedGeneration"] == 1);
         assert_eq!(kubectl.ok("diff -f ds.yaml"), "");
         kubectl.file("ds.yaml", SET.replace("agent:1", "agent:2"));
@@ -282,7 +283,7 @@ fn diff_shows_what_an_update_would_change() {
                 line.starts_with(['-', '+']) && !line.starts_with("---") && !line.starts_with("+++")
             })
             .map(|line| line.replace(' ', ""))
-            // of a field manager's entry: there if a second passes between the two
+            // the time in a field manager's entry differs if a second passes between the two
             .filter(|line| !line[1..].starts_with("time:"))
             .collect();
         let expected = [
@@ -359,7 +360,7 @@ fn wait_ends_at_condition_value_or_deletion() {
         kubectl.ok("wait --for=condition=Ready nodes --all --timeout=100s");
 
         hub.admin().post(PODS, &pod("p", json!({}))).expect(201);
-        // 1.20 fails if the pod is gone before it looks: there only `delete --wait` is tested
+        // 1.20 fails if the pod is gone before it looks: with it only `delete --wait` is tested
         let mut ending =
             (kubectl.version != "1.20").then(|| kubectl.start("wait --for=delete pod/p --timeout=100s"));
         let mut deleting = kubectl.start("delete pod p");

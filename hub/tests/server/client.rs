@@ -1,6 +1,7 @@
 //! A client of the hub in which a failed step ends the test, so that a test reads as a list of requests.
 //!
-//! One connection per client, dialled when it is needed. The bytes on the wire are `kedge_rig::client`'s.
+//! One connection per client, dialled when it is needed. The bytes are sent and received by
+//! `kedge_rig::client`.
 
 use std::io;
 use std::net::TcpStream;
@@ -63,14 +64,14 @@ impl Hub {
         Client::new(&std::fs::read_to_string(self.data_dir.join("admin.kubeconfig")).unwrap(), &self.url)
     }
 
-    /// With credentials of `kedge-hub node-kubeconfig`.
+    /// A client with credentials of `kedge-hub node-kubeconfig`.
     pub(crate) fn node(&self, name: &str) -> Client {
         let outcome = self.command(&["node-kubeconfig", name]);
         assert_eq!(outcome.code, Some(0), "{}", outcome.err);
         Client::new(&outcome.out, &self.url)
     }
 
-    /// Trusts the hub, and shows no certificate.
+    /// A client that trusts the hub, and shows no certificate.
     pub(crate) fn anonymous(&self) -> Client {
         let authority = std::fs::read(self.data_dir.join("ca.crt")).unwrap();
         Client { identity: Identity::anonymous(&authority, &self.url).unwrap(), connection: None }
@@ -78,7 +79,8 @@ impl Hub {
 }
 
 impl Client {
-    /// By the credentials of a kubeconfig; the hub may listen elsewhere than it names.
+    /// A client with the credentials of a kubeconfig; the hub may listen on another address than the one in
+    /// it.
     pub(crate) fn new(kubeconfig: &str, url: &str) -> Client {
         Client { identity: Identity::read(kubeconfig).unwrap().at(url).unwrap(), connection: None }
     }
@@ -89,17 +91,17 @@ impl Client {
         Client { identity, connection: None }
     }
 
-    /// Another connection of the same identity, over a link of which little is on the way at a time.
+    /// Another connection of the same identity, over a link on which few bytes are in flight at a time.
     pub(crate) fn narrow(&self) -> Client {
         Client { identity: self.identity.clone().over_narrow_link(), connection: None }
     }
 
-    /// The open connection, of which nothing more is read: what it takes is the hub's.
+    /// The open connection, of which nothing more is read: from now on all its memory is the hub's.
     pub(crate) fn into_socket(self) -> TcpStream {
         self.connection.expect("something was sent").into_socket()
     }
 
-    /// A connection to the hub that begins no handshake.
+    /// A connection to the hub without a handshake.
     pub(crate) fn dial(&self) -> TcpStream {
         self.identity.dial().unwrap()
     }
@@ -109,12 +111,12 @@ impl Client {
         Client { identity: self.identity.clone(), connection: None }
     }
 
-    /// The open connection, or a new one. The caller puts it back if it is still good.
+    /// The open connection, or a new one. The caller puts it back if it can still be used.
     fn take_connection(&mut self) -> io::Result<Connection> {
         self.connection.take().map_or_else(|| self.identity.connect(), Ok)
     }
 
-    /// One request; an error is a broken connection.
+    /// Makes one request; an error means a broken connection.
     pub(crate) fn try_send(
         &mut self,
         method: &str,
@@ -129,13 +131,13 @@ impl Client {
         Ok(Reply::new(answer))
     }
 
-    /// A request on the connection of the last one; an error if that is gone.
+    /// Makes a request on the connection of the last one; an error if that is closed.
     pub(crate) fn try_on_the_same(&mut self, method: &str, path: &str) -> io::Result<Reply> {
         assert!(self.connection.is_some(), "there was no request before");
         self.try_send(method, path, &[], b"")
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes unchanged.
     pub(crate) fn write_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut connection = self.take_connection()?;
         connection.write(bytes)?;
@@ -148,14 +150,14 @@ impl Client {
         self.connection.as_mut().expect("something was sent").answer().map(Reply::new)
     }
 
-    /// Everything up to this text, and it.
+    /// Reads up to and including this text.
     #[track_caller]
     pub(crate) fn read_until(&mut self, end: &str) -> String {
         let bytes = self.connection.as_mut().expect("something was sent").read_until(end.as_bytes());
         String::from_utf8(bytes.unwrap()).unwrap()
     }
 
-    /// Everything up to the connection's end.
+    /// Reads up to the connection's end.
     pub(crate) fn read_to_end(&mut self) -> String {
         let bytes = self.connection.as_mut().expect("something was sent").read_to_end();
         String::from_utf8_lossy(&bytes).into_owned()

@@ -1,6 +1,7 @@
 //! A hub for tests: a real process, real TLS, a free port, a data directory of its own.
 //!
-//! Always holds: a hub ends with the value that names it, and no command runs for ever. After a failed test the hub's log is shown.
+//! Always holds: a hub ends with the value that represents it, and no command runs for ever. After a failed
+//! test the hub's log is shown.
 
 #![allow(dead_code, reason = "each test binary uses its own part of it")]
 
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 pub(crate) use client::{Client, Reply, Watch};
 use kedge_rig::scratch::Scratch;
 
-/// No command of a test takes this long, even on a busy machine.
+/// Longest time of any command in a test, even on a busy machine.
 pub(crate) const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 
 /// A running hub; killed when dropped.
@@ -27,11 +28,11 @@ pub(crate) struct Hub {
     pub(crate) url: String,
     pub(crate) data_dir: PathBuf,
     flags: Vec<String>,
-    /// Where the data directory and the log are, if no test owns the directory.
+    /// The directory of data and log, if no test owns the directory.
     scratch: Option<Scratch>,
 }
 
-/// What a command printed, and its exit status.
+/// The output of a command, and its exit status.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) code: Option<i32>,
@@ -70,7 +71,7 @@ impl Hub {
         Hub::spawn(serve(data_dir, &[]), data_dir)
     }
 
-    /// A program that prints what the hub prints when it starts.
+    /// A program whose first output is the same as the hub's.
     pub(crate) fn spawn(mut command: Command, data_dir: &Path) -> Hub {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = lines_of(child.stdout.take().unwrap());
@@ -91,7 +92,7 @@ impl Hub {
         Hub { child, url, data_dir: data_dir.to_owned(), flags: Vec::new(), scratch: None }
     }
 
-    /// Ends the hub with a signal (`TERM`, `KILL`); its exit status, and how long that took.
+    /// Ends the hub with a signal (`TERM`, `KILL`); returns its exit status, and the time that it took.
     pub(crate) fn stop(&mut self, signal: &str) -> (Option<i32>, Duration) {
         let asked = Instant::now();
         if let Some(status) = self.child.try_wait().unwrap() {
@@ -107,7 +108,7 @@ impl Hub {
         Command::new("kill").arg(format!("-{signal}")).arg(self.child.id().to_string()).status().unwrap();
     }
 
-    /// Waits until the hub has ended by itself; its exit status.
+    /// Waits until the hub has ended by itself; returns its exit status.
     pub(crate) fn wait(&mut self) -> Option<i32> {
         wait(&mut self.child)
     }
@@ -128,17 +129,17 @@ impl Hub {
         self.child.id()
     }
 
-    /// As a power cut would end the process.
+    /// Ends it as a power cut would.
     pub(crate) fn kill(mut self) {
         self.stop("KILL");
     }
 
-    /// As an operator would end it.
+    /// Ends it as an operator would.
     pub(crate) fn terminate(mut self) {
         assert_eq!(self.stop("TERM").0, Some(0));
     }
 
-    /// What a hub with a directory of its own logged.
+    /// The log of a hub with a directory of its own.
     pub(crate) fn log(&self) -> String {
         let scratch = self.scratch.as_ref().expect("the hub has a directory of its own");
         fs::read_to_string(log_in(scratch)).unwrap()
@@ -172,7 +173,7 @@ fn log_in(scratch: &Scratch) -> PathBuf {
     scratch.path().join("log")
 }
 
-/// Runs a command to its end with this on its standard input.
+/// Runs a command to its end with this standard input.
 pub(crate) fn run(mut command: Command, input: &str) -> Outcome {
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -205,7 +206,7 @@ fn read_all(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> 
     })
 }
 
-/// What a process prints, line by line; read on a thread, so that the process never waits for a reader.
+/// The output of a process, line by line; a thread reads it, so that the process never waits for a reader.
 pub(crate) fn lines_of(from: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     thread::spawn(move || {

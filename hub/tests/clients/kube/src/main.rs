@@ -1,6 +1,8 @@
-//! Uses the Rust `kube` client against a running hub (KUBECONFIG names it), and checks the outcome of every step.
+//! Uses the Rust `kube` client against a running hub, given by KUBECONFIG, and checks the outcome of every
+//! step.
 //!
-//! The main part is the reflector: a list and a watch that must show every change, as every operator written with `kube` expects.
+//! The main part is the reflector: a list and a watch that must show every change, as every operator written
+//! with `kube` expects.
 
 use std::time::Duration;
 
@@ -139,7 +141,7 @@ async fn informer(maps: &Api<ConfigMap>) {
         maps.delete_collection(&DeleteParams::default(), &ListParams::default().labels("tour=kube"))
             .await
             .expect("deleted");
-        // deletions come through the same stream: once a later object has come, they have, too
+        // deletions arrive on the same stream: once a later object has arrived, they have, too
         maps.create(&PostParams::default(), &map("mark", "1")).await.expect("created");
         while stream.try_next().await.expect("no error").expect("the stream goes on").name_any() != "mark" {}
         let names: Vec<String> = store.state().iter().map(|map| map.name_any()).collect();
