@@ -1,8 +1,9 @@
-//! A board, read from its file in `hil-tests/boards`: how to start it, and how to hand it an identity.
+//! A board, read from its file in `hil-tests/boards`: how to start it, and how to give it an identity.
 //!
-//! Always holds: every key is known and given at most once. The stories do not change with the board; what a board cannot do
-//! (no hardware watchdog, no boot loader that counts) they ask here. Only QEMU's machines are known so far: a real board needs a way
-//! to switch its power and to reach its serial console, as further keys here and another [`crate::machine`].
+//! Always holds: every key is known and given at most once. The stories are the same for every board; they
+//! check here for abilities that a board lacks (a hardware watchdog, a boot loader that counts tries). Only
+//! QEMU's machines are supported so far: a real board needs a way to switch its power and to reach its serial
+//! console, as further keys here and another [`crate::machine`].
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,15 +15,15 @@ use crate::error::HilError;
 pub(crate) enum Credentials {
     /// SMBIOS strings of type 11.
     Smbios,
-    /// Files on the EFI partition, put there before the disk is first used; and, for the rescue shell, the kernel's command line.
-    /// Only where the kernel is started directly.
+    /// Files on the EFI partition, put there before the disk is first used; and, for the rescue shell, the
+    /// kernel's command line. Only if the kernel is started directly.
     Partition,
 }
 
 /// One board.
 #[derive(Debug, Clone)]
 pub(crate) struct Board {
-    /// Its name: that of the file.
+    /// Its name: that of its file.
     pub(crate) name: String,
     /// The board of `images/boards` whose image it boots.
     pub(crate) image: String,
@@ -30,15 +31,16 @@ pub(crate) struct Board {
     pub(crate) qemu: Vec<String>,
     /// Memory, in MiB.
     pub(crate) memory_mib: u32,
-    /// The least memory its image is shown with, in MiB: 64, or what its kernel needs to unpack itself and leave as much.
+    /// The smallest memory in MiB with which its image is tested: 64, or as much as its kernel needs to
+    /// unpack itself and leave that much.
     pub(crate) small_memory_mib: u32,
-    /// UEFI code and the template of its variables; None: the kernel is started directly.
+    /// UEFI code and the template of its variables; `None`: the kernel is started directly.
     pub(crate) firmware: Option<(PathBuf, PathBuf)>,
     /// QEMU's name of its hardware watchdog; `chipset` if the machine itself has one.
     pub(crate) watchdog: Option<String>,
     /// How a credential reaches it.
     pub(crate) credentials: Credentials,
-    /// The kernel's record of a panic survives it, in the firmware's variables.
+    /// True if the kernel's record of a panic survives a reset in the firmware's variables.
     pub(crate) keeps_panics: bool,
 }
 
@@ -91,6 +93,7 @@ impl Board {
                 return Err(format!("firmware names {} files, expected code and variables", files.len()));
             }
         };
+        // every known key has been taken by now
         if let Some(key) = keys.keys().next() {
             return Err(format!("unknown key {key}"));
         }

@@ -1,6 +1,7 @@
-//! Why a story cannot go on: QEMU or this machine failed, kedge-rig did, or the story waited in vain or found something wrong.
+//! The reason why a story cannot continue: QEMU, this machine or kedge-rig failed, or the story waited in
+//! vain or found a fault.
 //!
-//! Always holds: each error names what was tried or awaited, on which object, and what was found instead.
+//! Always holds: each error contains the operation or the awaited state, its object, and the result.
 
 use std::fmt;
 use std::io;
@@ -8,7 +9,7 @@ use std::path::Path;
 
 use kedge_rig::error::RigError;
 
-/// What ends a story.
+/// The errors that end a story.
 #[derive(Debug)]
 pub(crate) enum HilError {
     /// The hub, kubectl, or a file of kedge-rig.
@@ -50,8 +51,8 @@ impl HilError {
     }
 }
 
-/// Whether a failed read is to be repeated, if there is time left. A read with a time limit is interrupted by signals even if their
-/// handlers ask for restarts.
+/// True if a failed read is to be repeated, provided that there is time left. A read with a time limit is
+/// interrupted by signals even if their handlers request restarts.
 pub(crate) fn is_retryable(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }

@@ -1,7 +1,8 @@
-//! The first boot of a factory-new node, from which every story goes on: one of the runs that share a folder makes it, for all of them.
+//! The first boot of a factory-new node, from which every story starts: one of the runs that share a folder
+//! makes it, for all of them.
 //!
-//! Always holds: what is shared is complete when others see it, and nobody changes it. The hub's data is part of it, for the
-//! node knows that hub's authority; each run has a hub and an address of its own.
+//! Always holds: shared files are complete when others see them, and do not change. The hub's data is part of
+//! it, because the node trusts that hub's authority; each run has a hub and an address of its own.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,16 +10,16 @@ use std::time::{Duration, Instant};
 use crate::error::HilError;
 use crate::stage::patience;
 
-/// How often a run looks whether another one's first boot has ended.
+/// Interval at which a run checks whether another one's first boot has ended.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A machine that was saved after its first boot, and its hub's data.
 pub(crate) struct First {
-    /// Where the machine's files are.
+    /// The directory of the machine's files.
     pub(crate) machine: PathBuf,
     /// The hub's data.
     pub(crate) hub: PathBuf,
-    /// How long it took, which tells how busy this machine is.
+    /// The duration of the first boot, by which the load of this machine is judged.
     pub(crate) boot: Duration,
 }
 
@@ -28,7 +29,7 @@ impl First {
     }
 }
 
-/// Another run's first boot, after waiting for it; None: this run is the one to make it, and calls [`share`] or [`failed`].
+/// Waits for another run's first boot; `None` if this run must make it, and call [`share`] or [`failed`].
 pub(crate) fn of_another_run(shared: &Path) -> Result<Option<First>, HilError> {
     let turn = shared.join("first-boot");
     match std::fs::File::create_new(&turn) {
@@ -36,7 +37,7 @@ pub(crate) fn of_another_run(shared: &Path) -> Result<Option<First>, HilError> {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(HilError::io("create", &turn)(error)),
     }
-    // its waits, one after the other, and what lies between them
+    // its waits, one after the other, and the time between them
     let end = Instant::now() + patience() * 2;
     let (dir, failed) = (shared.join("first"), shared.join("first-failed"));
     loop {
@@ -52,7 +53,7 @@ pub(crate) fn of_another_run(shared: &Path) -> Result<Option<First>, HilError> {
     }
 }
 
-/// Copies the files of this run's first boot to where the others look for them.
+/// Copies the files of this run's first boot to the place where the others expect them.
 pub(crate) fn share(
     shared: &Path,
     boot: Duration,
@@ -66,7 +67,7 @@ pub(crate) fn share(
     Ok(First::at(&dir, boot))
 }
 
-/// Tells the others that there is nothing to wait for.
+/// Tells the others to stop waiting.
 pub(crate) fn failed(shared: &Path) -> Result<(), HilError> {
     let path = shared.join("first-failed");
     std::fs::write(&path, "").map_err(HilError::io("write", &path))

@@ -1,10 +1,11 @@
 //! One machine in QEMU: power, disks, network, monitor, shell, serial log.
 //!
-//! Owns the QEMU process and the files of one run directory. Always holds: QEMU dies with this program (also by SIGKILL); the guest
-//! reaches two addresses, the hub's and that of a registry, each through a relay, and nothing else; the serial log grows over all starts.
-//! The emulated clock of a machine started from a snapshot continues from the snapshot's time. Cutting the power loses a random part of
-//! what the guest wrote and did not flush: while the machine is on, its disk stays as it was at the start, and a log has all that was
-//! written since.
+//! Owns the QEMU process and the files of one run directory. Always holds: QEMU dies with this program (also
+//! by SIGKILL); the guest reaches two addresses, the hub's and that of a registry, each through a relay, and
+//! nothing else; the serial log grows over all starts. The emulated clock of a machine started from a
+//! snapshot continues from the snapshot's time. Cutting the power loses a random part of the guest's
+//! unflushed writes: while the machine is on, its disk stays as it was at the start, and a log has all writes
+//! since.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -24,41 +25,42 @@ use crate::qmp::Qmp;
 use crate::relay;
 use crate::shell::Shell;
 
-/// Where the guest finds the hub.
+/// The hub's address in the guest.
 pub(crate) const HUB_IN_GUEST: &str = "10.0.2.100:6443";
-/// Where the guest finds the hub after it has moved.
+/// The hub's address in the guest after it has moved.
 pub(crate) const MOVED_HUB_IN_GUEST: &str = "10.0.2.101:6443";
-/// Where the guest finds the registry of a story that has one.
+/// The registry's address in the guest, for a story that has one.
 pub(crate) const REGISTRY_IN_GUEST: &str = "10.0.2.102:5000";
-/// How much larger than the image the disk is, as most are; stories fill the state partition, so it is little.
+/// How much larger than the image the disk is, as real disks are; it is little, because stories fill the
+/// state partition.
 const LARGER_BYTES: u64 = 64 << 20;
-/// The disk, the firmware's variables, and what [`Machine::save`] keeps beside them: memory and devices.
+/// The disk, the firmware's variables, and the additional files of [`Machine::save`]: memory and devices.
 const DISK: &str = "disk.raw";
 const VARIABLES: &str = "variables.qcow2";
 const SAVED: &str = "saved";
-/// Longest wait for it to be written, or read: 256 MiB.
+/// Longest wait until the memory is written or read: 256 MiB.
 const SAVE_LIMIT: Duration = Duration::from_secs(300);
 /// Longest wait for QEMU's sockets.
 const SOCKETS_LIMIT: Duration = Duration::from_secs(60);
 
-/// How the machine is started.
+/// The way to start the machine.
 #[derive(Clone, Default)]
 pub(crate) struct Start {
     /// Continue from the snapshot.
     pub(crate) from_snapshot: bool,
-    /// The machine's clock at the start, as `-rtc base=` takes it.
+    /// The machine's clock at the start, in the form of `-rtc base=`.
     pub(crate) clock: Option<String>,
     /// Use the board's small memory instead of its usual one.
     pub(crate) is_small: bool,
-    /// The network cable is not plugged in.
+    /// Start without a network cable.
     pub(crate) unplugged: bool,
     /// Start the kernel directly, without firmware and boot loader.
     pub(crate) direct: bool,
     /// The hub is at [`MOVED_HUB_IN_GUEST`] and no longer at its old address.
     pub(crate) hub_moved: bool,
-    /// The address that DHCP gives the machine; None: QEMU's usual one, 10.0.2.15.
+    /// The address that DHCP gives the machine; `None`: QEMU's usual one, 10.0.2.15.
     pub(crate) address: Option<&'static str>,
-    /// Disks that are plugged in by USB, see [`Machine::stick`].
+    /// Disks plugged in by USB, see [`Machine::stick`].
     pub(crate) sticks: Vec<PathBuf>,
 }
 
@@ -71,12 +73,12 @@ pub(crate) struct Machine {
     files: Vec<PathBuf>,
     hub_address: String,
     registry_port: u16,
-    /// What [`Machine::save`] left, of this machine or another one.
+    /// The files of a [`Machine::save`], of this machine or another one.
     saved: Option<PathBuf>,
-    /// How it was last started.
+    /// The way of its last start.
     started: Start,
     is_plugged: bool,
-    /// What it wrote before it was last renewed, if somebody wants to know.
+    /// The recorded writes before the last renewal of its QEMU, if they were requested.
     recordings: Option<Vec<Recording>>,
     process: Option<Child>,
     monitor: Option<Qmp>,
@@ -84,7 +86,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A machine of this board in `dir`, with the image folder's disk not yet in it.
+    /// A machine of this board in `dir`, without the image folder's disk yet.
     pub(crate) fn new(
         board: &Board,
         dir: &Path,
@@ -111,7 +113,7 @@ impl Machine {
         })
     }
 
-    /// Hands the machine a credential, from a file.
+    /// Gives the machine a credential, from a file.
     pub(crate) fn hand(&mut self, name: &'static str, content: &str) -> Result<(), HilError> {
         let path = self.dir.join(name);
         std::fs::write(&path, content).map_err(HilError::io("write", &path))?;
@@ -120,13 +122,14 @@ impl Machine {
         Ok(())
     }
 
-    /// Hands over no credential at the next start.
+    /// Gives no credential at the next start.
     pub(crate) fn hand_nothing(&mut self) {
         self.identity.clear();
     }
 
-    /// A stick that was flashed with this machine's image and holds another identity. Its partitions have the labels of the machine's
-    /// own, and also their GUIDs, except for a new one of the EFI partition if `efi_guid` names it.
+    /// A stick that was flashed with this machine's image and holds another identity. Its partitions have the
+    /// labels of the machine's own, and also their GUIDs, except for a new one of the EFI partition if
+    /// `efi_guid` names it.
     pub(crate) fn stick(&self, name: &str, efi_guid: Option<&str>) -> Result<PathBuf, HilError> {
         let (image, stick) = (self.image.join("disk.img"), self.dir.join(name));
         copy_sparse(&image, &stick)?;
@@ -141,32 +144,32 @@ impl Machine {
         Ok(stick)
     }
 
-    /// Whether a credential handed over later reaches the guest at its next start.
+    /// True if a credential given later reaches the guest at its next start.
     pub(crate) fn is_handed_at_each_start(&self) -> bool {
         self.board.credentials == Credentials::Smbios
     }
 
-    /// Whether the board keeps the record of a panic over a reset.
+    /// True if the board keeps the record of a panic over a reset.
     pub(crate) fn keeps_panics(&self) -> bool {
         self.board.keeps_panics
     }
 
-    /// Whether a boot loader starts the kernel, from firmware.
+    /// True if a boot loader starts the kernel, from firmware.
     pub(crate) fn has_loader(&self) -> bool {
         self.board.firmware.is_some()
     }
 
-    /// Whether the board has a hardware watchdog.
+    /// True if the board has a hardware watchdog.
     pub(crate) fn has_watchdog(&self) -> bool {
         self.board.watchdog.is_some()
     }
 
-    /// A file the guest sees as a read-only disk, in this order: `/dev/vdb`, `/dev/vdc`, ...
+    /// Adds a file that the guest sees as a read-only disk, in this order: `/dev/vdb`, `/dev/vdc`, ...
     pub(crate) fn lend(&mut self, file: &Path) {
         self.files.push(file.to_owned());
     }
 
-    /// A factory-new disk with the image as it is flashed; the disk is larger than the image.
+    /// Makes a factory-new disk with the flashed image; the disk is larger than the image.
     pub(crate) fn flash(&self) -> Result<(), HilError> {
         let disk = self.disk();
         copy_sparse(&self.image.join("disk.img"), &disk)?;
@@ -186,29 +189,29 @@ impl Machine {
         }
     }
 
-    /// Goes on, at its start, from what [`copy_saved`] left in `from`; with disks of its own.
+    /// At its start, continues from the files of [`copy_saved`] in `from`, with disks of its own.
     pub(crate) fn copy_disks(&mut self, from: &Path) -> Result<(), HilError> {
         copy_existing(from, &self.dir, &[DISK, VARIABLES])?;
         self.saved = Some(from.join(SAVED));
         Ok(())
     }
 
-    /// The port of loopback where the guest's connections to a registry arrive.
+    /// The port of loopback at which the guest's connections to a registry arrive.
     pub(crate) fn registry_port(&self) -> u16 {
         self.registry_port
     }
 
-    /// Where everything of this machine is.
+    /// The directory of all files of this machine.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The bytes of the disk as they were when the machine was last switched on, and are while it is off.
+    /// The disk as it was when the machine was last switched on; while it is off, the present disk.
     fn disk(&self) -> PathBuf {
         self.dir.join(DISK)
     }
 
-    /// What the guest has written since: where it reads it again, and in order, for [`Machine::cut`].
+    /// The guest's writes since then: a file for reads, and a log in order, for [`Machine::cut`].
     fn written(&self) -> [PathBuf; 2] {
         ["written.qcow2", "written.log"].map(|name| self.dir.join(name))
     }
@@ -217,7 +220,7 @@ impl Machine {
         self.dir.join(VARIABLES)
     }
 
-    /// What the machine wrote to its serial port, over all starts.
+    /// The machine's serial output, over all starts.
     pub(crate) fn serial(&self) -> PathBuf {
         self.dir.join("serial.log")
     }
@@ -261,7 +264,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Repeats a query until its status is one that is awaited.
+    /// Repeats a query until its status is one of the awaited ones.
     fn wait_status(
         &mut self,
         awaited: &str,
@@ -306,7 +309,7 @@ impl Machine {
         add("-qmp unix:monitor,server=on,wait=off -device virtio-rng-pci");
         add("-device virtio-serial-pci -chardev socket,id=console,path=console,server=on,wait=off");
         add("-device virtconsole,chardev=console");
-        // the guest's flushes are logged; that they reach this machine's own disk would only take time
+        // the guest's flushes are logged; passing them on to this machine's own disk would only take time
         add("-blockdev driver=file,node-name=before,filename=disk.raw,read-only=on");
         add("-blockdev driver=file,node-name=layer,filename=written.qcow2,discard=unmap,cache.no-flush=on");
         add("-blockdev driver=qcow2,node-name=disk,file=layer,backing=before,discard=unmap");
@@ -356,7 +359,7 @@ impl Machine {
         Ok(words)
     }
 
-    /// Hands over the credentials; returns the part that goes to the kernel's command line.
+    /// Gives the credentials; returns the part that goes to the kernel's command line.
     fn hand_over(&self, words: &mut Vec<String>) -> Result<String, HilError> {
         let options = " systemd.set_credential=kedge.rescue-shell:1".to_owned();
         if self.board.credentials == Credentials::Smbios {
@@ -382,12 +385,12 @@ impl Machine {
         Ok(options)
     }
 
-    /// How much memory such a start has, MiB.
+    /// The memory of such a start, in MiB.
     pub(crate) fn memory_mib(&self, start: &Start) -> u32 {
         if start.is_small { self.board.small_memory_mib } else { self.board.memory_mib }
     }
 
-    /// Whether QEMU starts the kernel itself.
+    /// True if QEMU itself starts the kernel.
     fn starts_kernel(&self, start: &Start) -> bool {
         start.direct || self.board.firmware.is_none()
     }
@@ -422,7 +425,7 @@ impl Machine {
         self.monitor.as_mut().expect("the machine is on: stories send no commands while it is off")
     }
 
-    /// Runs a command in the guest; its exit code and output.
+    /// Runs a command in the guest; returns its exit code and output.
     pub(crate) fn run(&mut self, command: &str, limit: Duration) -> Result<(i32, String), HilError> {
         match &mut self.shell {
             Some(shell) => shell.run(command, limit),
@@ -430,7 +433,7 @@ impl Machine {
         }
     }
 
-    /// The same, with a limit for the guest to have a shell and to answer.
+    /// The same, with a limit within which the guest must have a shell and answer.
     pub(crate) fn run_within(&mut self, command: &str, limit: Duration) -> Result<(i32, String), HilError> {
         if let Some(shell) = &mut self.shell {
             shell.greet_within(limit)?;
@@ -447,9 +450,10 @@ impl Machine {
         }
     }
 
-    /// Waits until the guest has been reset, and moves it into a new QEMU, as it is. The old one keeps what it has translated of the
-    /// boot before: each write of the firmware to memory that held code then walks a list, and on a busy host the firmware's
-    /// handler of its timer takes longer than the 10 ms between two of them, so that it does nothing else for ever.
+    /// Waits until the guest has been reset, and moves it into a new QEMU, as it is. The old QEMU keeps its
+    /// translations of the previous boot's code: each write of the firmware to memory that held code then
+    /// walks a list, and on a busy host the firmware's timer handler takes longer than the 10 ms between two
+    /// ticks, so that it never does anything else.
     pub(crate) fn wait_reset(&mut self, limit: Duration) -> Result<(), HilError> {
         if !self.monitor().wait_event("RESET", limit)? {
             let awaited = format!("QEMU's event RESET within {limit:?}");
@@ -461,14 +465,14 @@ impl Machine {
         self.start(&Start { from_snapshot: true, unplugged, ..self.started.clone() })
     }
 
-    /// The guest has been reset: the next command waits for the new shell.
+    /// Notes that the guest has been reset: the next command waits for the new shell.
     pub(crate) fn was_reset(&mut self) {
         if let Some(shell) = &mut self.shell {
             shell.forget();
         }
     }
 
-    /// Saves the running machine, for others to go on from, and switches it off; nothing is lost.
+    /// Saves the running machine as a starting point for others, and switches it off; nothing is lost.
     pub(crate) fn save(&mut self) -> Result<(), HilError> {
         self.save_as(self.dir.join(SAVED))
     }
@@ -495,29 +499,29 @@ impl Machine {
         self.monitor().execute("set_link", json!({"name": "net", "up": is_in})).map(|_| ())
     }
 
-    /// Cuts the power: what was written and not flushed is lost, or a random part of it.
+    /// Cuts the power: unflushed writes are lost, or a random part of them.
     pub(crate) fn cut(&mut self) -> Result<Unflushed, HilError> {
         let at = self.log_length();
-        // what is under way gets its place in the log; it counts as not flushed
+        // writes in progress get their place in the log; they count as unflushed
         if let Some(monitor) = &mut self.monitor {
-            // a machine whose monitor does not answer is off all the same
+            // a machine whose monitor does not answer is switched off all the same
             let _ = monitor.execute("stop", json!({}));
         }
         self.switch_off();
         self.settle(Fate::Cut { at, seed: chance_seed() })
     }
 
-    /// How long the log of what the guest has written is now: what it has flushed before lies before that.
+    /// The present length of the log of the guest's writes: everything that it has flushed is before that.
     pub(crate) fn log_length(&self) -> u64 {
         std::fs::metadata(&self.written()[1]).map_or(0, |log| log.len())
     }
 
-    /// From now on keeps all that it writes, for [`Machine::recordings`].
+    /// From now on keeps all its writes, for [`Machine::recordings`].
     pub(crate) fn record(&mut self) {
         self.recordings = Some(Vec::new());
     }
 
-    /// Switches it off; returns what it has written since it was started, in parts that end with a reset.
+    /// Switches it off; returns its writes since it was started, in parts that end with a reset.
     pub(crate) fn recordings(&mut self) -> Result<Vec<Recording>, HilError> {
         self.monitor().execute("stop", json!({}))?;
         self.switch_off();
@@ -526,7 +530,7 @@ impl Machine {
         Ok(recordings)
     }
 
-    /// Where the disk's partition of this name lies, in bytes.
+    /// The range of the disk's partition of this name, in bytes.
     pub(crate) fn partition(&self, name: &str) -> Result<Range<u64>, HilError> {
         let disk = self.disk();
         let output = Command::new("sfdisk").arg("--json").arg(&disk).output();
@@ -556,7 +560,7 @@ impl Machine {
         }
     }
 
-    /// Brings the disk to what is left of all that was written.
+    /// Brings the disk to the state after the writes that survive.
     fn settle(&self, fate: Fate) -> Result<Unflushed, HilError> {
         let [layer, log] = self.written();
         if !layer.exists() {
@@ -589,7 +593,7 @@ fn chance_seed() -> u64 {
     given.unwrap_or(now.as_nanos() as u64)
 }
 
-/// Copies what a machine that was saved in `from` consists of.
+/// Copies the files of a machine that was saved in `from`.
 pub(crate) fn copy_saved(from: &Path, to: &Path) -> Result<(), HilError> {
     std::fs::create_dir_all(to).map_err(HilError::io("create directory", to))?;
     copy_existing(from, to, &[DISK, VARIABLES, SAVED])
@@ -630,7 +634,7 @@ pub(crate) fn tool(program: &str, arguments: &[&OsStr]) -> Result<(), HilError> 
     }
 }
 
-/// A path that can stand in QEMU's options as it is: without commas and spaces.
+/// Checks that a path can be used in QEMU's options unquoted: without commas and spaces.
 fn plain(path: &Path) -> Result<&str, HilError> {
     match path.to_str() {
         Some(text) if !text.contains([',', ' ']) => Ok(text),

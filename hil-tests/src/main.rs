@@ -1,8 +1,10 @@
-//! `kedge-hil`: boots the disk images of `images/` in QEMU and runs stories on them, with the hub and kubectl on this machine.
+//! `kedge-hil`: boots the disk images of `images/` in QEMU and runs stories on them, with the hub and kubectl
+//! on this machine.
 //!
-//! The first boot is a story itself: factory-new disk, firmware, identity, first Lease, Ready. It is saved, with the agent stopped, and
-//! the others go on from there, each with its own copy of the disk and of the hub's data. A story that fails leaves
-//! its serial log, the guest's journal and the hub's log in the folder that is printed, and the next one runs.
+//! The first boot is a story itself: factory-new disk, firmware, identity, first Lease, Ready. It is saved,
+//! with the agent stopped, and the others start from it, each with its own copy of the disk and of the hub's
+//! data. A story that fails leaves its serial log, the guest's journal and the hub's log in a folder whose
+//! path is printed, and the next one runs.
 
 mod board;
 mod error;
@@ -71,7 +73,7 @@ struct Options {
     sabotage: Option<PathBuf>,
     taken: Option<PathBuf>,
     outcomes: Option<PathBuf>,
-    /// In first boots, like the next one.
+    /// Measured in first boots, like the next one.
     story_limit: Option<u32>,
     limit: Option<u32>,
     stories: Vec<String>,
@@ -153,15 +155,15 @@ fn parse() -> Result<Options, lexopt::Error> {
     Ok(options)
 }
 
-/// How long stories may take; nothing is set where nobody waits for the run.
+/// Time limits of stories; unset if nothing waits for the run.
 struct Limits {
-    /// Each.
+    /// Limit of each story.
     story: Option<Duration>,
     /// When all must have ended.
     end: Option<Instant>,
 }
 
-/// Everything one run is made of.
+/// The state of one run.
 struct Run<'a> {
     options: &'a Options,
     board: Board,
@@ -169,15 +171,15 @@ struct Run<'a> {
     hub: Hub,
     /// A port of loopback for the registry of a story.
     registry_port: u16,
-    /// What the stories go on from; None until it is made.
+    /// The starting point of the stories; `None` until it is made.
     first: Option<First>,
     scratch: Scratch,
     teller: Console,
-    /// By the name of the story that it must make fail; None: run the stories as they are.
+    /// Sabotage by the name of the story that it must make fail; `None`: run the stories unchanged.
     sabotage: Option<BTreeMap<String, Sabotage>>,
     passed: usize,
     left_out: usize,
-    /// Names, and what was not as expected.
+    /// Names of failed stories, and the reasons.
     failed: Vec<(&'static str, String)>,
 }
 
@@ -206,7 +208,7 @@ impl<'a> Run<'a> {
         let names = ["127.0.0.1", host(HUB_IN_GUEST), host(MOVED_HUB_IN_GUEST)];
         let flags = names.map(|name| ["--advertise", name]);
         let hub = Hub::start(&scratch.path().join("hub"), flags.as_flattened())?;
-        // free until somebody else takes it: then the story with a registry says so
+        // free until another program takes it: then the story with a registry reports it
         let registry_port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .and_then(|listener| listener.local_addr())
             .map_err(|source| HilError::Io { tried: "find a free port".into(), source })?
@@ -228,13 +230,14 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Runs every story asked for; false if one failed.
+    /// Runs every requested story; returns false if one failed.
     fn stories(mut self) -> Result<bool, HilError> {
         let start = Instant::now();
         let first = match self.first.take() {
             Some(first) => first,
             None => {
                 let made = self.make_first(start);
+                // the runs that wait for this first boot must not wait to their limit
                 if let (Ok(None) | Err(_), Some(shared)) = (&made, &self.options.taken) {
                     first::failed(shared)?;
                 }
@@ -274,7 +277,7 @@ impl<'a> Run<'a> {
         Ok(self.failed.is_empty())
     }
 
-    /// Boots a factory-new node, and saves it; None if it did not come up.
+    /// Boots a factory-new node, and saves it; `None` if it did not come up.
     fn make_first(&mut self, start: Instant) -> Result<Option<First>, HilError> {
         self.teller.chapter(&format!("{}: a factory-new node boots, joins and is Ready", self.board.name));
         let mut machine = self.machine("boot")?;
@@ -308,7 +311,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether this run is the first to take the story, of those that share `--taken`.
+    /// True if this run is the first to take the story, among those that share `--taken`.
     fn take(&self, story: &Story) -> Result<bool, HilError> {
         let Some(taken) = &self.options.taken else { return Ok(true) };
         let file = taken.join(story.name);
@@ -319,7 +322,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// One line of `--outcomes`, a row of a table: the file is appended to, for other runs write to it, too.
+    /// Writes one line of `--outcomes`, a row of a table: the file is appended to, because other runs write
+    /// to it, too.
     fn outcome(&self, story: &str, outcome: &str, start: Instant) -> Result<(), HilError> {
         let Some(path) = &self.options.outcomes else { return Ok(()) };
         let line = format!("{} | {story} | {outcome} | {}\n", self.board.name, start.elapsed().as_secs());
@@ -373,7 +377,7 @@ impl<'a> Run<'a> {
         machine.flash()?;
         machine.start(&Start::default())?;
         let start = Instant::now();
-        // a stage owns its machine, and returns it; meanwhile the caller's variable needs one
+        // a stage owns its machine, and returns it; meanwhile the caller's variable needs another one
         let placeholder = Machine::new(
             &self.board,
             &self.scratch.path().join("none"),
@@ -388,7 +392,7 @@ impl<'a> Run<'a> {
         result
     }
 
-    /// A story failed, for this reason.
+    /// Notes that a story failed, with the reason.
     fn fails(&mut self, name: &'static str, why: &str, start: Instant) -> Result<(), HilError> {
         self.failed.push((name, why.to_owned()));
         self.teller.say(Tone::Bad, &format!("{name}: {why}"));
@@ -424,7 +428,7 @@ impl<'a> Run<'a> {
                     .say(Tone::Good, &format!("{}: passed in {} s", story.name, start.elapsed().as_secs()));
             }
             Err(error) => {
-                // what asks for the reason may take its time
+                // the search for the reason has no time limit
                 stage::end_by(None);
                 let is_late = end.is_some_and(|end| end <= Instant::now());
                 let late = if is_late {
@@ -445,17 +449,18 @@ impl<'a> Run<'a> {
         self.scratch.path().join("hub/data")
     }
 
-    /// Collects what a person needs to find the cause, as far as it can be had: the story's own error comes first.
+    /// Collects logs that help a person to find the cause, as far as possible: the story's own error has
+    /// priority.
     fn keep_logs(&mut self, name: &str, machine: &mut Machine) {
         let to = self.options.logs.join(&self.board.name).join(name);
-        // what an earlier failure left would be taken for this one's
+        // otherwise files of an earlier failure would be taken for this one's
         let _ = std::fs::remove_dir_all(&to);
         let _ = std::fs::create_dir_all(&to);
         let _ = std::fs::copy(machine.serial(), to.join("serial.log"));
         let _ = std::fs::copy(machine.log(), to.join("qemu.log"));
         let _ = std::fs::copy(self.hub.log(), to.join("hub.log"));
         for (file, command) in ASKED_AFTER_FAILURE {
-            // a guest that does not answer one question answers none
+            // a guest that does not answer one command answers none
             let Ok((_, output)) = machine.run_within(command, Duration::from_secs(60)) else { break };
             let _ = std::fs::write(to.join(file), output);
         }
@@ -463,11 +468,13 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Memory of a settled agent in a booted image. Most of it is the program's own code, which the kernel maps in windows of 64 KiB around
-/// each page that is used: `cross/layout record` when this comes near.
+/// Limit of a settled agent's memory in a booted image. Most of it is the program's own code, which the
+/// kernel maps in windows of 64 KiB around each used page: run `cross/layout record` when the memory comes
+/// near the limit.
 const MOST_PSS_KIB: u64 = 3 * 1024;
 
-/// Commands in the guest after a failure, and the file for the output. The agent's own state first: a journal may be lost, or hang.
+/// Commands in the guest after a failure, and the file for the output. The agent's own state first, because a
+/// journal may be lost, or hang.
 const ASKED_AFTER_FAILURE: [(&str, &str); 3] = [
     (
         "agent.log",
@@ -531,7 +538,7 @@ fn measure_first_boot(stage: &mut Stage<'_>, start: Instant) -> Result<(), HilEr
         let is_active = found.contains("state:active") && found.contains("Software Watchdog") != is_hardware;
         Ok(if is_active { Ok(()) } else { Err(found) })
     })?;
-    // firmware need not read another one
+    // firmware need not support other file systems
     let kind = stage.guest("dd if=$(readlink -f /dev/kedge/esp) bs=1 skip=82 count=8 2>/dev/null")?;
     stage.expect("the EFI partition's file system", kind.as_str(), "FAT32")?;
     if stage.machine.has_loader() {
@@ -559,7 +566,8 @@ fn measure_first_boot(stage: &mut Stage<'_>, start: Instant) -> Result<(), HilEr
     stage.sleeps()
 }
 
-/// A run that is told to stop leaves no disks behind. What it started ends with it, but may write a last file meanwhile.
+/// Removes the disks when a signal stops the run. Its child processes end with it, but may write a last file
+/// meanwhile.
 fn remove_at(stop: Receiver<StopSignal>, scratch: PathBuf) -> std::io::Result<()> {
     let remove = move || {
         if stop.recv().is_ok() {

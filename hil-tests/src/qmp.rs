@@ -56,7 +56,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event of this name, or finds one that has come already, and drops all before it.
+    /// Waits for an event of this name, or finds one that has already arrived; drops all earlier events.
     pub(crate) fn wait_event(&mut self, name: &str, limit: Duration) -> Result<bool, HilError> {
         let end = Instant::now() + limit;
         loop {
@@ -72,7 +72,7 @@ impl Qmp {
         }
     }
 
-    /// Drops the events that came so far.
+    /// Drops the events that have arrived so far.
     pub(crate) fn forget_events(&mut self) {
         self.events.clear();
     }

@@ -1,6 +1,7 @@
-//! `kedge-hil relay ADDRESS`: standard input and output as a TCP connection; QEMU starts one for each that the guest opens.
+//! `kedge-hil relay ADDRESS`: standard input and output as a TCP connection; QEMU starts one for each
+//! connection that the guest opens.
 //!
-//! Always holds: it ends when either side ends, so a hub that is gone looks to the guest like a hub that is gone.
+//! Always holds: it ends when either side ends, so that the guest notices when the hub is gone.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -1,8 +1,9 @@
-//! Commands that make a story fail on purpose, from `hil-tests/sabotage`: proof that it notices a broken node.
+//! Commands that make a story fail on purpose, from `hil-tests/sabotage`: proof that it notices a broken
+//! node.
 //!
-//! Always holds: each entry has at least one command and the text that the story must then fail with; a failure for another reason
-//! proves nothing. [`crate::stage`] runs the commands, as root on the node, or on this
-//! machine.
+//! Always holds: each entry has at least one command, and a text that the story's failure must contain; a
+//! failure for another reason proves nothing. [`crate::stage`] runs the commands, as root on the node, or on
+//! this machine.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,16 +11,17 @@ use std::path::Path;
 use crate::error::HilError;
 use crate::stories::STORIES;
 
-/// How one story is made to fail.
+/// The way to make one story fail.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Sabotage {
     /// Runs before the story begins.
     pub(crate) before: Option<String>,
-    /// Runs after each boot in the story, before the story looks at the agent.
+    /// Runs after each boot in the story, before the story examines the agent.
     pub(crate) after_each_boot: Option<String>,
-    /// Runs on this machine, in the story's folder, once the story has made there what it serves to the node.
+    /// Runs on this machine, in the story's folder, once the story has made the files there that it serves to
+    /// the node.
     pub(crate) in_folder: Option<String>,
-    /// Part of the story's error.
+    /// A part of the story's error.
     pub(crate) fails_with: String,
 }
 

@@ -1,7 +1,8 @@
 //! The rescue shell on the machine's virtio console: commands in, output and exit code out.
 //!
-//! Always holds: a command is sent only after the shell has answered a greeting since the machine was started or was last seen to
-//! reboot, so it runs once; every wait has a limit. The shell is the image's own unit, woken by a credential.
+//! Always holds: a command is sent only after the shell has answered a greeting since the machine was started
+//! or was last noticed to reboot, so it runs once; every wait has a limit. The shell is the image's own unit,
+//! started by a credential.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +14,7 @@ use crate::stage::patience;
 
 /// How often the greeting is repeated until the shell answers.
 const GREET_EVERY: Duration = Duration::from_millis(500);
-/// How long a shell that has answered may take to read a command.
+/// Longest time for a shell that has answered to read a command.
 const READS_WITHIN: Duration = Duration::from_secs(60);
 /// Most bytes of one command's output.
 const OUTPUT_BYTES: usize = 4 << 20;
@@ -26,7 +27,7 @@ pub(crate) struct Shell {
 }
 
 impl Shell {
-    /// Connects to the console; the guest may not be there yet.
+    /// Connects to the console; the guest may not have started yet.
     pub(crate) fn connect(path: &Path) -> Result<Shell, HilError> {
         let stream = UnixStream::connect(path).map_err(HilError::io("connect to", path))?;
         Ok(Shell { stream, is_greeted: false, count: 0 })
@@ -37,8 +38,8 @@ impl Shell {
         self.is_greeted = false;
     }
 
-    /// Runs a command; returns its exit code and output. The limit begins when the shell has answered a greeting. What the command does to
-    /// its shell (variables, options, `exit`) does not outlive it.
+    /// Runs a command; returns its exit code and output. The limit begins when the shell has answered a
+    /// greeting. Effects of the command on its shell (variables, options, `exit`) end with it.
     pub(crate) fn run(&mut self, command: &str, limit: Duration) -> Result<(i32, String), HilError> {
         self.greet_within(patience())?;
         let end = Instant::now() + limit;
@@ -76,7 +77,7 @@ impl Shell {
             self.count += 1;
             let word = format!("@here-{}", self.count);
             let greeting = format!("\nPS1=; PS2=; echo {} 0\n", unlike_its_echo(&word));
-            // a guest that reads nothing for minutes leaves no room for more
+            // if a guest reads nothing for minutes, the console's buffer is full
             match self.send_within(&greeting, GREET_EVERY) {
                 Err(error) if !is_retryable(error.kind()) => return Err(failed(error)),
                 _ => {}
@@ -101,7 +102,7 @@ impl Shell {
         self.stream.write_all(text.as_bytes())
     }
 
-    /// Everything up to the line end after the last `mark`.
+    /// Reads up to the line end after the last `mark`.
     fn read_until(&mut self, mark: &str, end: Instant, awaited: &str) -> Result<String, HilError> {
         let mut bytes = Vec::new();
         loop {
@@ -130,8 +131,8 @@ fn failed(error: io::Error) -> HilError {
     HilError::Machine(format!("console: {error}"))
 }
 
-/// A mark in a form that the shell joins to the mark itself: the echo of a console whose shell has not started yet must not look like
-/// an answer.
+/// Writes a mark in a form that the shell joins to the mark itself: so the echo of a console whose shell has
+/// not started yet does not look like an answer.
 fn unlike_its_echo(mark: &str) -> String {
     mark.replacen('@', "@\"\"", 1)
 }
@@ -140,7 +141,7 @@ fn unlike_its_echo(mark: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A shell on a console, which echoes each line or not.
+    /// A shell on a console, with or without echo.
     fn shell(echoes: bool) -> Shell {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let end = || std::os::fd::OwnedFd::from(theirs.try_clone().unwrap());

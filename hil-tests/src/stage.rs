@@ -1,7 +1,8 @@
-//! One story's stage: a hub on this machine, a node that is a whole booted image, and the phrases in which stories speak about them.
+//! One story's stage: a hub on this machine, a node that is a whole booted image, and the vocabulary of the
+//! stories.
 //!
-//! Always holds: changes go through kubectl; a story waits for what the API shows, unless it is about what the node does without it;
-//! every wait has a limit that a busy machine does not reach.
+//! Always holds: changes are made with kubectl; a story waits for the API to show a state, unless it is about
+//! the node's behaviour without the API; every wait has a limit that a busy machine does not reach.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,18 +21,19 @@ use crate::machine::{Machine, Start};
 pub(crate) const LOCAL: &str = "using current (default)";
 /// The node's name.
 pub(crate) const NODE: &str = "edge-1";
-/// Longest wait for anything, unless `KEDGE_HIL_PATIENCE_SECS` says otherwise: a boot takes 15 to 90 s under emulation, the watchdog's
-/// and the agent's own limits together under two minutes, and all of it several times that on a busy machine: with a load of 30 on two
-/// cores boots took 400 s. Only what never comes costs it.
+/// Longest wait for any event, unless `KEDGE_HIL_PATIENCE_SECS` sets another: a boot takes 15 to 90 s under
+/// emulation, the watchdog's and the agent's own limits together under two minutes, and all of it several
+/// times that on a busy machine: with a load of 30 on two cores boots took 400 s. Only an event that never
+/// occurs takes that long.
 const PATIENCE_SECS: u64 = 900;
-/// How often a wait looks again; later less often, because each look starts kubectl, which slows the emulated machine where processors
-/// are few.
+/// Interval of checks during a wait; it grows, because each check starts kubectl, which slows the emulated
+/// machine if there are few processors.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(5);
 /// The first lines of every payload.
 const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
-/// How the runs under the active config have ended, as counted in `startups.json`.
+/// The ends of runs under the active config, as counted in `startups.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counted {
     /// Crashes.
@@ -52,23 +54,25 @@ pub(crate) struct Stage<'a> {
     pub(crate) folder: PathBuf,
     /// A program for each processor, see `hil-tests/platform.c`.
     pub(crate) programs: Option<PathBuf>,
-    /// Where the node's connections to [`crate::machine::REGISTRY_IN_GUEST`] arrive on loopback; nobody listens before the story does.
+    /// The port of loopback at which the node's connections to [`crate::machine::REGISTRY_IN_GUEST`] arrive;
+    /// nothing listens there until the story does.
     pub(crate) registry_port: u16,
-    /// A command that is run on the node after each boot; only to make a story fail, see [`crate::sabotage`].
+    /// A command that runs on the node after each boot, only to make a story fail, see [`crate::sabotage`].
     pub(crate) after_each_boot: Option<String>,
-    /// A command that is run in [`Stage::folder`]; likewise.
+    /// A command that runs in [`Stage::folder`], also only to make a story fail.
     pub(crate) in_folder: Option<String>,
 }
 
-/// When the story that runs must have ended: one runs at a time in this process.
+/// When the running story must have ended: one runs at a time in this process.
 static END: Mutex<Option<Instant>> = Mutex::new(None);
 
-/// Sets when the story that begins must have ended, if it must: no wait lasts longer, so a story that hangs fails by itself.
+/// Sets when the story that begins must have ended, if at all: no wait lasts longer, so a story that hangs
+/// fails by itself.
 pub(crate) fn end_by(end: Option<Instant>) {
     *END.lock().unwrap_or_else(PoisonError::into_inner) = end;
 }
 
-/// Longest wait for anything.
+/// Longest wait for any event.
 pub(crate) fn patience() -> Duration {
     let secs = std::env::var("KEDGE_HIL_PATIENCE_SECS").ok().and_then(|secs| secs.parse().ok());
     let patience = Duration::from_secs(secs.unwrap_or(PATIENCE_SECS));
@@ -82,7 +86,7 @@ pub(crate) fn payload(trial: &str, threshold: u32, fields: &str) -> String {
 }
 
 impl<'a> Stage<'a> {
-    /// With this machine, on which nothing is sabotaged, and nothing of the story's own.
+    /// A stage with this machine, without sabotage and without files of the story.
     pub(crate) fn new(hub: &'a mut Hub, machine: Machine, teller: &'a mut Console) -> Stage<'a> {
         let (folder, registry_port) = (machine.dir().to_owned(), machine.registry_port());
         Stage {
@@ -99,12 +103,12 @@ impl<'a> Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// One line of the story.
+    /// Prints one line of the story.
     pub(crate) fn say(&mut self, text: &str) {
         self.teller.say(Tone::Plain, text);
     }
 
-    /// Runs the sabotage of what the story has made in its folder, if there is one.
+    /// Runs the sabotage of the files in the story's folder, if any.
     pub(crate) fn sabotage_folder(&self) -> Result<(), HilError> {
         let Some(command) = &self.in_folder else { return Ok(()) };
         let status = Command::new("sh").args(["-c", command]).current_dir(&self.folder).status();
@@ -115,7 +119,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Repeats `look` until it finds something.
+    /// Repeats `look` until it returns something.
     pub(crate) fn wait<T>(
         &mut self,
         awaited: &str,
@@ -134,12 +138,12 @@ impl Stage<'_> {
         }
     }
 
-    /// A command in the guest: its exit code and output.
+    /// Runs a command in the guest; returns its exit code and output.
     pub(crate) fn ask(&mut self, command: &str) -> Result<(i32, String), HilError> {
         self.machine.run(command, patience())
     }
 
-    /// A command in the guest that must succeed; its output.
+    /// Runs a command in the guest that must succeed; returns its output.
     pub(crate) fn guest(&mut self, command: &str) -> Result<String, HilError> {
         match self.ask(command)? {
             (0, output) => Ok(output),
@@ -150,7 +154,7 @@ impl Stage<'_> {
         }
     }
 
-    /// The guest's own clock since its boot, which a busy host does not change.
+    /// The guest's own clock since its boot, which does not depend on the host's load.
     pub(crate) fn uptime(&mut self) -> Result<Duration, HilError> {
         let text = self.guest("cut -d ' ' -f 1 /proc/uptime")?;
         seconds(&text).ok_or_else(|| HilError::Garbled(format!("/proc/uptime: {text}")))
@@ -165,7 +169,7 @@ impl Stage<'_> {
             .ok_or_else(|| HilError::Wrong(format!("{words:?} in the journal of {unit}: {log}")))
     }
 
-    /// Fails the story if something took longer than that, or less.
+    /// Fails the story unless the time is in this range.
     pub(crate) fn took(
         &mut self,
         what: &str,
@@ -181,12 +185,12 @@ impl Stage<'_> {
         }
     }
 
-    /// The Node, as the API has it.
+    /// The Node in the API.
     pub(crate) fn node(&self) -> Result<Value, HilError> {
         Ok(self.hub.kubectl().json(&["get", "node", NODE])?)
     }
 
-    /// When the node's Lease was last renewed, as the API has it; None if there is no Lease.
+    /// The node's last renewal in the API; `None` without a Lease.
     pub(crate) fn renewed(&self) -> Result<Option<String>, HilError> {
         let path = [
             "get",
@@ -211,8 +215,8 @@ impl Stage<'_> {
         })
     }
 
-    /// Stops the agent, for a snapshot: its connections do not survive one, and an idle watch would notice only by TCP keepalive, after
-    /// 75 s.
+    /// Stops the agent, for a snapshot: its connections do not survive one, and an idle watch would notice
+    /// only by TCP keepalive, after 75 s.
     pub(crate) fn sleeps(&mut self) -> Result<(), HilError> {
         self.guest("systemctl stop kedge").map(|_| ())
     }
@@ -223,7 +227,7 @@ impl Stage<'_> {
         self.renews()
     }
 
-    /// Waits until the node is Ready, by the API.
+    /// Waits until the node is Ready in the API.
     pub(crate) fn ready(&mut self) -> Result<(), HilError> {
         self.wait("a Ready node", patience(), |stage| {
             let nodes = stage.hub.kubectl().json(&["get", "nodes"])?;
@@ -274,7 +278,7 @@ impl Stage<'_> {
         })
     }
 
-    /// Waits until the API shows this ConfigMap as running well.
+    /// Waits until the API shows this ConfigMap as active without problems.
     pub(crate) fn runs(&mut self, uid: &str) -> Result<(), HilError> {
         self.config_ok("True", &format!("using current (UID: {uid})"), "all checks passed")
     }
@@ -304,7 +308,7 @@ impl Stage<'_> {
         })
     }
 
-    /// What is counted against the active config.
+    /// The counts against the active config.
     pub(crate) fn counted(&mut self) -> Result<Counted, HilError> {
         let text = self.guest("cat /var/lib/kedge/config/*/startups.json")?;
         let record: Value = serde_json::from_str(&text)
@@ -318,7 +322,7 @@ impl Stage<'_> {
         Ok(Counted { startups, cuts })
     }
 
-    /// The agent's process; None until one is ready.
+    /// The agent's process; `None` until one is ready.
     pub(crate) fn process(&mut self) -> Result<Option<u32>, HilError> {
         let text = self.guest("systemctl show -P ActiveState -P MainPID kedge")?;
         let words: Vec<_> = text.split_whitespace().collect();
@@ -364,7 +368,7 @@ impl Stage<'_> {
         self.running().map(|_| ())
     }
 
-    /// An orderly reboot.
+    /// Makes an orderly reboot.
     pub(crate) fn reboot(&mut self) -> Result<(), HilError> {
         let boot = self.boot_id()?;
         self.machine.run_last("systemctl reboot")?;
@@ -418,7 +422,7 @@ fn seconds(text: &str) -> Option<Duration> {
     text.trim().parse().ok().and_then(|secs| Duration::try_from_secs_f64(secs).ok())
 }
 
-/// Status, message and reason of a condition; empty texts if it is not there.
+/// Status, message and reason of a condition; empty texts without it.
 pub(crate) fn condition(node: &Value, name: &str) -> (String, String, String) {
     let conditions = node["status"]["conditions"].as_array();
     let found = conditions.and_then(|all| all.iter().find(|condition| condition["type"] == name));

@@ -1,4 +1,4 @@
-//! A run that is told to stop.
+//! A run that is stopped by a signal.
 
 use std::fs;
 use std::process::{Command, Stdio};

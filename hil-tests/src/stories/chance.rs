@@ -4,11 +4,11 @@ use kedge_rig::Random;
 
 use crate::stage::Stage;
 
-/// Random moments, which a seed repeats.
+/// Random numbers that a seed repeats.
 pub(super) struct Chance(Random);
 
 impl Chance {
-    /// With the seed from the environment, else a new one each time; prints it.
+    /// Takes the seed from the environment, or else a new one each time; prints it.
     pub(super) fn from_environment(stage: &mut Stage<'_>) -> Chance {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let seed = number("KEDGE_HIL_SEED").unwrap_or(now.as_nanos() as u64);

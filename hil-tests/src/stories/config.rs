@@ -16,7 +16,7 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<String, HilError> {
 
 pub(super) fn lives(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = good(stage)?;
-    // without a network the config can only come from its own disk
+    // without a network the config can only come from the node's own disk
     stage.machine.plug(false)?;
     stage.reboot()?;
     stage.says_it_runs(&format!("using current (UID: {uid})"))?;
@@ -27,7 +27,7 @@ pub(super) fn lives(stage: &mut Stage<'_>) -> Result<(), HilError> {
     taken_back(stage)
 }
 
-/// Takes the assigned config back.
+/// Unassigns the config.
 pub(super) fn taken_back(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.assign(&Value::Null)?;
     stage.config_ok("True", LOCAL, "current is set to the local default, and no init config was provided")?;
@@ -97,7 +97,7 @@ pub(super) fn stopped(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let stopped = stage.uptime()?;
     stage.guest(&format!("kill -STOP {process}"))?;
     stage.restarted(process)?;
-    // the limit of 30 s runs from the last sign of life; a guest that gets little of the host's time acts later
+    // the limit of 30 s starts at the last ping; a guest that gets little of the host's time acts later
     let ended = stage.logged_at("kedge", "Watchdog timeout (limit 30s)")?;
     stage.took("stopped until killed by systemd", ended.saturating_sub(stopped), 5..90)?;
     let counted = stage.counted()?;

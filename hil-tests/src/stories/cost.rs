@@ -1,5 +1,5 @@
-//! What pods cost a real board: memory of the agent and of its shims, writes to the disk, and limits that the kernel keeps, under control
-//! groups of version 2.
+//! The cost of pods on a real board: memory of the agent and of its shims, writes to the disk, and limits
+//! that the kernel enforces, under control groups of version 2.
 
 use std::time::Duration;
 
@@ -14,18 +14,20 @@ const PODS: usize = 10;
 /// The goals of `make bench` for so many, in KiB: 3 MiB and 0.1 MiB for each, and half a MiB for a shim.
 const MOST_PSS_KIB: u64 = 3 * 1024 + 1024;
 const MOST_SHIM_KIB: u64 = 512;
-/// How long the board is left alone before it is looked at, and while its writes are counted.
+/// Pause before the board is measured, and the time for which its writes are counted.
 const SETTLED: Duration = Duration::from_secs(60);
 const IDLE: Duration = Duration::from_secs(180);
-/// Of the configuration, for each pod; and the children that a container tries to have.
+/// Limit of processes of each pod in the configuration; and the number of children that a container tries to
+/// start.
 const MOST_PIDS: u64 = 16;
 const TRIED_PIDS: u64 = 40;
-/// What a container that wants a whole processor gets, in thousandths of one, and what the kernel may give it more.
+/// The limit of a container that uses a whole processor, in thousandths of one, and the most that the kernel
+/// may give it.
 const CPU_MILLI: u64 = 100;
 const MOST_CPU_MILLI: u64 = 130;
 const BUSY: Duration = Duration::from_secs(20);
 
-/// The control group of the pod whose container has this name. Its limits make it a Guaranteed one.
+/// The control group of the pod whose container has this name. Its limits make the pod a Guaranteed one.
 const BUSY_POD: &str = "$(dirname /sys/fs/cgroup/kedgepods/pod*/busy-*)";
 
 fn create(stage: &Stage<'_>, name: &str, script: &str, limits: &Value) -> Result<(), HilError> {
@@ -51,7 +53,7 @@ fn run(stage: &mut Stage<'_>, count: usize) -> Result<(), HilError> {
     })
 }
 
-/// Waits for so much of the guest's own time.
+/// Waits until this much of the guest's own time has passed.
 fn pass(stage: &mut Stage<'_>, time: Duration) -> Result<(), HilError> {
     let end = stage.uptime()? + time;
     stage.wait(&format!("{} s on the guest's clock", time.as_secs()), time * 4 + patience(), |stage| {
@@ -75,14 +77,14 @@ pub(super) fn ten_pods(stage: &mut Stage<'_>) -> Result<(), HilError> {
         create(stage, &format!("idle-{index}"), "exec sleep 86321", &json!({}))?;
     }
     run(stage, PODS)?;
-    // a trial writes down how far it has come
+    // during a trial the agent writes records of its progress
     stage.promotes(&uid)?;
     pass(stage, SETTLED)?;
     memory(stage)?;
     writes(stage)
 }
 
-/// What the manifest and the configuration allow is what the kernel gives.
+/// The kernel enforces the limits of the manifest and the configuration.
 fn limits(stage: &mut Stage<'_>) -> Result<(), HilError> {
     create(stage, "busy", "while :; do :; done", &json!({"cpu": format!("{CPU_MILLI}m"), "memory": "16Mi"}))?;
     run(stage, 1)?;
@@ -116,7 +118,7 @@ fn limits(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.expect(&format!("it is told: {log}"), log.contains("can't fork"), true)?;
     let has = log.lines().filter_map(|line| line.rsplit_once("has ")?.1.parse::<u64>().ok()).max();
     let has = has.unwrap_or_default();
-    // itself, too
+    // the shell itself counts, too
     stage.expect(&format!("{has} children, at most {MOST_PIDS}"), (1..MOST_PIDS).contains(&has), true)?;
     stage.say(&format!(
         "a container that forks {TRIED_PIDS} times has {has} children of {MOST_PIDS} processes"
@@ -125,7 +127,7 @@ fn limits(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// Of processes that have settled.
+/// Measured for processes that have settled.
 fn memory(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let process = stage.running()?;
     let pss = number(
@@ -156,7 +158,8 @@ fn memory(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// Bytes that the agent and the shims have had the kernel write to disks, and what was written to the disk that has the state.
+/// Bytes that the agent and the shims had the kernel write to disks, and bytes written to the disk that has
+/// the state.
 fn written(stage: &mut Stage<'_>) -> Result<(u64, u64), HilError> {
     let process = stage.running()?;
     // sectors of 512 bytes
@@ -171,7 +174,7 @@ fn written(stage: &mut Stage<'_>) -> Result<(u64, u64), HilError> {
     Ok((next()?, next()? * 512))
 }
 
-/// What runs pods that write no log writes nothing.
+/// While pods that log nothing run, agent and shims write nothing.
 fn writes(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let before = written(stage)?;
     pass(stage, IDLE)?;

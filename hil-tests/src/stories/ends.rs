@@ -26,7 +26,7 @@ fn kernel_dies(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.machine.run_last("echo c >/proc/sysrq-trigger")?;
     let begin = Instant::now();
     stage.machine.wait_reset(patience())?;
-    // by this machine's clock, which is also that of the emulated watchdog; the record of a panic takes some of it
+    // this machine's clock, which the emulated watchdog also uses; recording a panic takes some of the time
     stage.took("from the kernel's end to the reset", begin.elapsed(), 0..90)?;
     stage.comes_back(&boot)
 }
@@ -44,7 +44,7 @@ pub(super) fn rows(stage: &mut Stage<'_>) -> Result<(), HilError> {
     // not SIGSEGV: Rust's handler for stack overflows ignores one sent by kill
     to_the_process(stage, "kill -ABRT PID")?;
     counts(stage, "SIGABRT", 2, 0)?;
-    // the cgroup's own limit, below what the process needs, and reset when the process is gone
+    // the cgroup's own limit, set below the process's need, and reset when the process is gone
     to_the_process(
         stage,
         "cd /sys/fs/cgroup/system.slice/kedge.service && echo 0 >memory.swap.max 2>/dev/null; echo 100000 >memory.max; \
@@ -80,7 +80,7 @@ pub(super) fn rare_rows(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let next = stage.push("edge-next", &payload("10h", 10, ""))?;
     stage.runs(&next)?;
 
-    // Once its start is recorded the agent exits with 0 only, so a shell around it exits with another code.
+    // Once its start is recorded the agent only exits with 0, so a shell around it exits with another code.
     unit_says(
         stage,
         "NotifyAccess=all\\nWatchdogSec=0\\nExecStart=\\nExecStart=/bin/sh -c \"/usr/bin/kedge agent --kubeconfig /etc/kedge/kubeconfig; exit 7\"\\n",
@@ -108,11 +108,12 @@ pub(super) fn rare_rows(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.running()?;
     counts(stage, "starts refused for an invalid local config", 1, 0)?;
 
-    // systemd's watchdog would end a hanging start, too, and earlier
+    // disabled, because systemd's watchdog would also end a hanging start, and earlier
     unit_says(stage, "TimeoutStartSec=20\\nWatchdogSec=0\\n")?;
     let hangs = "kedge:\n  faultInjection:\n    hangLoop: start\n    hangAfter: 0s\n";
     let bad = stage.push("edge-start", &payload("1h", 1, hangs))?;
-    // the adoption takes place in the process, where only a watchdog has a limit: a kill leads to a start by systemd
+    // the adoption happens within the process, where only a watchdog sets a limit: after the kill systemd
+    // starts it again
     journal_has(stage, "loop start stops here")?;
     stage.guest("systemctl kill --signal=KILL kedge")?;
     rolled_back(stage, &bad, &good)?;
@@ -151,7 +152,7 @@ pub(super) fn dead_kernel(stage: &mut Stage<'_>) -> Result<(), HilError> {
     counts(stage, "panic, rebooted by the kernel itself", startups, cuts)
 }
 
-/// As a hung systemd is: it runs no more, and all else does.
+/// Simulates a hung systemd: it is stopped, and everything else runs.
 pub(super) fn dead_systemd(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = stage.push("edge-next", &payload("10h", 10, ""))?;
     stage.runs(&uid)?;
@@ -167,7 +168,7 @@ pub(super) fn dead_systemd(stage: &mut Stage<'_>) -> Result<(), HilError> {
     shows_no_watchdog(stage)
 }
 
-/// Waits until the Node shows that no hardware watches it, although the kernel's own timer does.
+/// Waits until the Node shows that no hardware watchdog is active, although the kernel's own timer is.
 fn shows_no_watchdog(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let expected = ("none".to_owned(), "True".to_owned(), "NoHardwareWatchdog".to_owned());
     stage.wait(&format!("watchdog label and WatchdogMissing {expected:?}"), patience(), |stage| {

@@ -1,7 +1,7 @@
-//! The stories, and which of them belong to the ordinary run.
+//! The stories, and the choice of those in the ordinary run.
 //!
-//! Always holds: a story starts on a node that has joined and is Ready, with nothing assigned, and with a hub without traces of other
-//! stories; it passes only if everything it waited for came.
+//! Always holds: a story starts on a node that has joined and is Ready, with nothing assigned, and with a hub
+//! without traces of other stories; it passes only if everything that it waited for happened.
 
 mod chance;
 mod config;
@@ -18,18 +18,18 @@ mod surroundings;
 use crate::error::HilError;
 use crate::stage::Stage;
 
-/// Something the board must have for a story to make sense on it.
+/// A requirement of a story on the board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Needs {
     /// Nothing.
     Nothing,
-    /// The agent that can be asked for faults.
+    /// The agent that supports fault injection.
     Faults,
     /// A hardware watchdog.
     Watchdog,
     /// No hardware watchdog.
     NoWatchdog,
-    /// A boot loader that counts tries, and so two slots.
+    /// A boot loader that counts tries, and therefore two slots.
     Slots,
     /// A program for each processor.
     Programs,
@@ -41,11 +41,11 @@ pub(crate) enum Needs {
 pub(crate) struct Story {
     /// Its name on the command line.
     pub(crate) name: &'static str,
-    /// What it shows.
+    /// A description for people.
     pub(crate) about: &'static str,
     /// Part of the ordinary run.
     pub(crate) is_core: bool,
-    /// What it needs of the board.
+    /// The requirement on the board.
     pub(crate) needs: Needs,
     /// The story itself.
     pub(crate) run: fn(&mut Stage<'_>) -> Result<(), HilError>,

@@ -1,8 +1,8 @@
-//! One image for several processors: a DaemonSet with one reference to an index is rolled out and updated, from a registry with TLS
-//! and a password, and each board runs the program of its own platform.
+//! One image for several processors: a DaemonSet with one reference to an index is rolled out and updated,
+//! from a registry with TLS and a password, and each board runs the program of its own platform.
 //!
-//! Always holds: the indexes are the same bytes on every board, for the same programs. An index names what a build tool adds, too: an
-//! attestation, whose platform is unknown.
+//! Always holds: the indexes are the same bytes on every board, for the same programs. An index also contains
+//! an entry that build tools add: an attestation for an unknown platform.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,17 +14,18 @@ use crate::error::HilError;
 use crate::machine::REGISTRY_IN_GUEST;
 use crate::stage::{NODE, Stage, patience};
 
-/// What the DaemonSet, its label, its container and the image's repository are called.
+/// The name of the DaemonSet, its label, its container and the image's repository.
 const NAME: &str = "platform";
 /// The pull secret.
 const SECRET: &str = "registry";
-/// Processors by the name of their program, with what an index calls them, what the program prints, and `uname -m`.
+/// Processors by the name of their program, with their names in an index, the output of the program, and
+/// `uname -m`.
 const PLATFORMS: [(&str, &str, &str, &str, &str); 3] = [
     ("armv7", "arm", "v7", "linux/arm/v7", "armv7l"),
     ("x86_64", "amd64", "", "linux/amd64", "x86_64"),
     ("aarch64", "arm64", "v8", "linux/arm64", "aarch64"),
 ];
-/// Part of an error of a node that was given an image for another one.
+/// Part of the error of a node that got an image for another one.
 const FOREIGN: &str = "this node is linux/";
 
 /// The manifests and blobs of one repository, by digest, and an index of them.
@@ -35,7 +36,7 @@ struct Image {
 }
 
 impl Image {
-    /// An image for all of [`PLATFORMS`], whose program prints this tag.
+    /// An image for all of [`PLATFORMS`]; its program prints this tag.
     fn new(stage: &Stage<'_>, tag: &str, layers: &BTreeMap<&str, Vec<u8>>) -> Result<Image, HilError> {
         let mut image = Image { blobs: BTreeMap::new(), manifests: Vec::new(), index: Value::Null };
         let mut entries = vec![image.attestation()];
@@ -59,7 +60,7 @@ impl Image {
         }
         let media = media("index.v1+json");
         let index = json!({"schemaVersion": 2, "mediaType": media, "manifests": entries});
-        // where a sabotage may change it
+        // stored in the folder, where a sabotage may change it
         let path = stage.folder.join(format!("{tag}.json"));
         std::fs::write(&path, index.to_string()).map_err(HilError::io("write", &path))?;
         stage.sabotage_folder()?;
@@ -69,14 +70,14 @@ impl Image {
         Ok(image)
     }
 
-    /// Keeps a blob; returns its descriptor.
+    /// Stores a blob; returns its descriptor.
     fn blob(&mut self, kind: &str, bytes: &[u8]) -> Value {
         let descriptor = json!({"mediaType": media(kind), "digest": digest(bytes), "size": bytes.len()});
         self.blobs.insert(digest(bytes), bytes.to_vec());
         descriptor
     }
 
-    /// Keeps a manifest; returns its descriptor.
+    /// Stores a manifest; returns its descriptor.
     fn manifest(&mut self, config: &Value, layer: &Value) -> Value {
         let media = media("manifest.v1+json");
         let manifest = json!({"schemaVersion": 2, "mediaType": media, "config": config, "layers": [layer]});
@@ -86,7 +87,7 @@ impl Image {
         descriptor
     }
 
-    /// As buildkit adds one, before the platforms here.
+    /// An attestation as buildkit adds one, before the platforms here.
     fn attestation(&mut self) -> Value {
         let config = json!({"architecture": "unknown", "os": "unknown", "config": {},
             "rootfs": {"type": "layers", "diff_ids": [digest(b"{}")]}});
@@ -143,7 +144,7 @@ fn set(image: &str) -> Value {
             "imagePullSecrets": [{"name": SECRET}], "containers": [container]}}}})
 }
 
-/// Waits for a pod of this image that is ready and prints what it must, for the one node and as the only pod.
+/// Waits for a pod of this image that is ready and prints the expected line; it must be the only pod.
 fn runs(stage: &mut Stage<'_>, image: &str, index: &str, line: &str) -> Result<(), HilError> {
     stage.wait(&format!("a Ready pod that prints {line:?}"), patience(), |stage| {
         let pods = stage.hub.kubectl().json(&["get", "pods", "-l", &format!("app={NAME}")])?;
@@ -164,7 +165,7 @@ fn runs(stage: &mut Stage<'_>, image: &str, index: &str, line: &str) -> Result<(
         let name = pod["metadata"]["name"].as_str().unwrap_or_default();
         let log = stage.hub.kubectl().run(&["logs", name, "--tail=1"]).unwrap_or_default();
         let found = log.trim();
-        // one that has just started has printed nothing
+        // a pod that has just started has printed nothing
         match found {
             "" => Ok(Err("an empty log".to_owned())),
             _ => stage.expect("what the program prints", found, line).map(Ok),
@@ -172,7 +173,7 @@ fn runs(stage: &mut Stage<'_>, image: &str, index: &str, line: &str) -> Result<(
     })
 }
 
-/// Waits until kubectl and the set's status say that the update is complete.
+/// Waits until kubectl and the set's status report that the update is complete.
 fn is_complete(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let name = format!("daemonset/{NAME}");
     let limit = format!("--timeout={}s", patience().as_secs());
@@ -201,7 +202,7 @@ pub(super) fn one_image(stage: &mut Stage<'_>) -> Result<(), HilError> {
         digests.push(image.store(&stage.folder, tag)?);
     }
     let _registry = RealRegistry::start(&stage.folder, stage.registry_port)?;
-    // the node trusts the registry by a config that is pushed to it
+    // the node trusts the registry because of a config that is pushed to it
     let authority = authority.lines().map(|line| format!("        {line}\n")).collect::<String>();
     let fields = format!(
         "kedge:\n  images:\n    certificateAuthorities:\n      \"{REGISTRY_IN_GUEST}\": |\n{authority}"

@@ -1,4 +1,5 @@
-//! Pods on a real system: from an image that is on its disk, without a registry, through kills, resets, power cuts and an update.
+//! Pods on a real system: from an image on its disk, without a registry, through kills, resets, power cuts
+//! and an update.
 
 use serde_json::{Value, json};
 
@@ -6,16 +7,17 @@ use crate::error::HilError;
 use crate::machine::Start;
 use crate::stage::{NODE, Stage, patience};
 
-/// What the image is called; no such registry exists.
+/// The name of the image; no such registry exists.
 pub(super) const IMAGE: &str = "registry.invalid/team/clock:v1";
-/// Where the node looks for preloaded images in these stories: the image's own directory is read-only.
+/// The directory of preloaded images in these stories: the image's own directory is read-only.
 const PRELOADED: &str = "/var/lib/preloaded";
-/// A line a second, counted from 1: a container that was started again begins anew.
+/// A line a second, counted from 1: a restarted container begins at 1 again.
 const CLOCK: &str = "n=0; while sleep 1; do n=$((n+1)); echo tick $n; done";
-/// More memory than its limit allows, by a shell's variable.
+/// More memory than its limit allows, in a shell variable.
 const GREEDY: &str =
     "x=$(busybox dd if=/dev/zero bs=1M count=64 2>/dev/null | busybox tr '\\0' a); echo ${#x}";
-/// One manifest with all that a node serves; the agent's own tests read what its containers report.
+/// One manifest that uses everything a node supports; the agent's own tests read the reports of its
+/// containers.
 const WHOLE: &str = include_str!("../../../agent/tests/workloads/whole.yaml");
 /// `memory.max` of the clock.
 const LIMIT_BYTES: u64 = 32 << 20;
@@ -39,7 +41,7 @@ sync"#
     )
 }
 
-/// A container's process: the first of its control group.
+/// The process of a container: the first of its control group.
 const PROCESS: &str = "head -n 1 /sys/fs/cgroup/kedgepods/burstable/pod*/clock-*/cgroup.procs";
 
 /// Gives the node an image of its own busybox.
@@ -53,7 +55,7 @@ pub(super) fn preload(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// A DaemonSet runs a pod of the preloaded image.
+/// Creates a DaemonSet that runs a pod of the preloaded image.
 fn begin(stage: &mut Stage<'_>) -> Result<(), HilError> {
     preload(stage)?;
     let limits = json!({"limits": {"memory": LIMIT_BYTES.to_string()}});
@@ -91,7 +93,7 @@ fn serves(stage: &mut Stage<'_>) -> Result<(), HilError> {
     })
 }
 
-/// Waits until the container runs by the node's own means, and goes on counting; its last tick.
+/// Waits until the container runs by the node's own means, and continues to count; returns its last tick.
 fn ticks(stage: &mut Stage<'_>, above: u64) -> Result<u64, HilError> {
     stage.wait(&format!("a tick above {above} in the log of a container that runs"), patience(), |stage| {
         let (code, process) = stage.ask(PROCESS)?;
@@ -118,11 +120,11 @@ pub(super) fn live(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let now = stage.guest(PROCESS)?;
     stage.expect("the container's process after the agent was killed", now, container)?;
     stage.say("the agent was killed: the container goes on");
-    // nobody to ask: neither an API server nor a registry
+    // without a network: neither an API server nor a registry can be reached
     stage.comes_back_as(&Start { unplugged: true, ..Start::default() })?;
     ticks(stage, 1)?;
     stage.say("after a power cut, without a network: the pod runs");
-    // as a watchdog resets it: nothing is flushed, nobody ends the containers
+    // as a reset by a watchdog: nothing is flushed, and no process ends the containers
     let boot = stage.boot_id()?;
     stage.machine.run_last("echo b >/proc/sysrq-trigger")?;
     stage.machine.wait_reset(patience())?;
@@ -148,7 +150,7 @@ pub(super) fn live(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// A container that takes more memory than it may is ended, and its end is shown.
+/// A container that exceeds its memory limit is ended, and its end is shown.
 fn greedy(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let container = json!({"name": "greedy", "image": IMAGE, "command": ["sh", "-c", GREEDY],
         "resources": {"limits": {"memory": "16Mi"}}});
@@ -165,7 +167,7 @@ fn greedy(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// A manifest with everything in it runs, is probed, follows an edit, and is refused where it must be.
+/// A manifest with everything runs, is probed, follows an edit, and is refused where it must be.
 fn whole(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let manifest = WHOLE.replace("@node@", NODE).replace("@image@", IMAGE);
     stage.hub.kubectl().feed(&["apply", "-f", "-"], &manifest)?;

@@ -17,7 +17,7 @@ pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
     for cycle in 1..=number("KEDGE_HIL_CYCLES").unwrap_or(CYCLES) {
         // odd: adopted, then promoted; even: does not parse, so rolled back
         let is_good = cycle % 2 == 1;
-        // a payload that ran well before would be good at once
+        // new content each time, because a payload that was proven before would be good at once
         let fields = if is_good {
             format!("maxPods: {}\n", 100 + cycle)
         } else {

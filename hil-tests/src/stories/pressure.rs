@@ -1,4 +1,5 @@
-//! A board whose memory really runs short: what a pod takes is taken from the guest's own, under control groups of version 2.
+//! A board that really runs out of memory: a pod's memory is taken from the guest's own, under control groups
+//! of version 2.
 
 use std::time::Duration;
 
@@ -8,20 +9,21 @@ use super::pods::{IMAGE, preload};
 use crate::error::HilError;
 use crate::stage::{NODE, Stage, condition, patience, payload};
 
-/// What pods of this story hold, in MiB: the greedy one from when it is told to.
+/// Memory that the pods of this story hold, in MiB: the greedy one only after it gets the order.
 const CRITICAL_MIB: u64 = 12;
 const MODEST_MIB: u64 = 4;
 const GREEDY_MIB: u64 = 48;
-/// How much of that the threshold leaves room for.
+/// The part of that for which the threshold leaves room.
 const ROOM_MIB: u64 = 24;
-/// How long memory must not be short before the condition goes.
+/// How long memory must suffice before MemoryPressure clears.
 const HOLD: Duration = Duration::from_secs(20);
 const MIB: u64 = 1 << 20;
 const TAINT: &str = "node.kubernetes.io/memory-pressure";
-/// What tells the greedy pod.
+/// The file that orders the greedy pod to begin.
 const GO: &str = "/run/go";
 
-/// Memory that is no file's, and stays: of its whole input `tail` keeps what it may have to print, and nobody reads what it prints.
+/// Holds memory that is not a file cache: `tail` keeps as much of its input as it may have to print, and its
+/// output is not read.
 fn hold(mib: u64) -> String {
     format!(
         "busybox dd if=/dev/zero bs=1M count={mib} 2>/dev/null | busybox tail -c {}m | sleep 86321",
@@ -47,7 +49,7 @@ fn status(stage: &Stage<'_>, name: &str) -> Result<Value, HilError> {
     Ok(stage.hub.kubectl().json(&["-n", "kube-system", "get", "pod", name])?["status"].take())
 }
 
-/// Of the node's memory, as the node says itself, in bytes.
+/// The node's available memory in bytes, as the node itself reports it.
 fn available(stage: &Stage<'_>) -> Result<u64, HilError> {
     let path = format!("/api/v1/nodes/{NODE}/proxy/stats/summary?only_cpu_and_memory=true");
     let text = stage.hub.kubectl().run(&["get", "--raw", &path])?;
@@ -93,7 +95,7 @@ pub(super) fn memory(stage: &mut Stage<'_>) -> Result<(), HilError> {
     for name in ["critical", "modest", "greedy"] {
         runs(stage, name)?;
     }
-    // what they hold is held: no second look finds less
+    // the pods must have all their memory: two readings are about equal
     let settled = stage.wait("memory that is settled", patience(), |stage| {
         let before = available(stage)?;
         std::thread::sleep(Duration::from_secs(3));
@@ -133,7 +135,7 @@ pub(super) fn memory(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let pressed_since = stage.uptime()?;
     await_taint(stage, true)?;
     stage.say(&format!("the greedy pod was evicted, the node says why and is tainted: {message}"));
-    // it requests no memory, and would be the first to go
+    // it requests no memory, and so would be evicted first
     create(stage, "late", &hold(1), &json!({"containers": [{"name": "main", "image": IMAGE}]}))?;
     stage.wait("a pod without requests that is refused", patience(), |stage| {
         let status = status(stage, "late")?;
@@ -141,7 +143,8 @@ pub(super) fn memory(stage: &mut Stage<'_>) -> Result<(), HilError> {
     })?;
 
     await_pressure(stage, "False")?;
-    // the condition was true at a look before `pressed_since`, and the last look that found too little is at most its grace before that
+    // the condition was true at a check before `pressed_since`, and the last check that found too little
+    // memory was at most its grace period before that
     let held = stage.uptime()?.saturating_sub(pressed_since);
     let least = HOLD.as_secs() - 8;
     stage.took("after the eviction the condition held for", held, least..patience().as_secs())?;

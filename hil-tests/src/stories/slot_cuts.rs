@@ -1,8 +1,10 @@
-//! Cuts the power at every flush of an update and of its blessing, and looks at each disk that could be left as the boot loader would.
+//! Cuts the power at every flush of an update and of its blessing, and examines each disk that could be left
+//! as the boot loader would.
 //!
-//! Always holds: whatever the boot loader would start is whole, to the last byte; an update that was reported as complete is
-//! what it would start; a slot that was called good has its tries. The guest writes once, and the disks are rebuilt from the
-//! log of its writes; those on which neither slot nor EFI partition differ from the last one are counted once.
+//! Always holds: the entry that the boot loader would start is complete, to the last byte; an update that was
+//! reported as complete is the one that it would start; a slot that was blessed has its tries. The guest
+//! writes once, and the disks are rebuilt from the log of its writes; consecutive disks with equal slots and
+//! EFI partitions are counted once.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -16,9 +18,9 @@ use crate::error::HilError;
 use crate::machine::tool;
 use crate::stage::Stage;
 
-/// Random parts of what was on its way at each flush, beside none of it.
+/// Random parts of the unflushed writes at each flush, beside none of them.
 const SUBSETS: usize = 4;
-/// Fewer disks than these would mean that the log was not read.
+/// With fewer disks than these the log was not read properly.
 const LEAST_DISKS: usize = 50;
 
 pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
@@ -45,7 +47,8 @@ pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// What both slots hold when they are whole: here an update has the very bytes of the image. And where they lie.
+/// The content of both slots when they are complete: here an update has the very bytes of the image. Also its
+/// positions.
 struct Whole {
     vmlinuz: Vec<u8>,
     initrd: Vec<u8>,
@@ -71,8 +74,9 @@ impl Whole {
         })
     }
 
-    /// Looks at each disk that a cut could have left of this boot's writes. What was acknowledged at a position of the log must be what
-    /// is started after it. Returns the number of disks that differ in a slot or in the EFI partition.
+    /// Examines each disk that a cut could have left of this boot's writes. An update that was acknowledged
+    /// at a position of the log must be the one that is started after it. Returns the number of disks that
+    /// differ in a slot or in the EFI partition.
     fn look(
         &self,
         stage: &mut Stage<'_>,
@@ -111,7 +115,7 @@ impl Whole {
         self.places.clone().map(|place| disk.part(place))
     }
 
-    /// The name of the entry that the boot loader would start, if all of what it starts is whole.
+    /// The name of the entry that the boot loader would start, if all files that it starts are complete.
     fn started(&self, [esp, root_a, root_b]: &Parts, scratch: &Path) -> Result<String, String> {
         let (image, files) = (scratch.join("esp.img"), scratch.join("esp"));
         let _ = fs::remove_dir_all(&files);
@@ -120,8 +124,8 @@ impl Whole {
             .and_then(|()| fs::write(&image, ""))
             .map_err(|error| error.to_string())?;
         esp.write_to(&image).map_err(|error| error.to_string())?;
-        // What is damaged is not copied, and then missed below. One at a time, for mcopy ends at the first damage, and the boot loader goes
-        // on with the next entry.
+        // Damaged files are not copied, and then found missing below. Files are copied one at a time, because
+        // mcopy ends at the first damage, while the boot loader continues with the next entry.
         let listed = Command::new("mdir").args(["-b", "-i"]).arg(&image).arg("::/loader/entries").output();
         let listed = listed.map_err(|error| format!("mdir: {error}"))?;
         let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
@@ -155,7 +159,8 @@ impl Whole {
     }
 }
 
-/// systemd-boot's choice: of the entries whose kernel is there, those with tries left before the others, and then the highest version.
+/// systemd-boot's choice: among the entries whose kernel exists, those with tries left before the others, and
+/// then the highest version.
 fn choose(esp: &Path) -> Option<String> {
     let entries = fs::read_dir(esp.join("loader/entries")).ok()?;
     let mut found: Vec<_> = entries

@@ -7,7 +7,7 @@ use crate::stage::{Stage, condition, patience};
 pub(super) const GOOD: &str = "/dev/vdc";
 const BROKEN: &str = "/dev/vdd";
 
-/// Boot entries after an update into slot b that was good.
+/// Boot entries after a good update into slot b.
 pub(super) const BLESSED: &str = "kedge-a.conf kedge-b+5.conf";
 
 fn slot(stage: &mut Stage<'_>) -> Result<String, HilError> {
@@ -40,7 +40,7 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
     refuses(stage, &format!("kedge slot update {GOOD}"), "still on trial")?;
     blessed(stage, BLESSED)?;
     shows_image(stage, "True")?;
-    // that the agent has been up for 15 s, by the guest's own clock
+    // the agent has been up for 15 s, by the guest's own clock
     let begun = stage.logged_at("kedge", "Started")?;
     let judged = stage.logged_at("kedge-health", "has been up for 15 s")?;
     stage.took("from the agent's start to a good slot", judged.saturating_sub(begun), 14..240)?;
@@ -105,7 +105,8 @@ pub(super) fn deaf(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.guest(&format!("kedge slot update {GOOD}"))?;
     let demands = stage.guest(&format!("sed -n 's/.* kedge.demands=//p' {entry}"))?;
     stage.expect("what the trial demands", demands.as_str(), "state,watchdog,contact")?;
-    // an image whose network never comes up; with a limit that does not take half an hour for three tries
+    // an image whose network never comes up; with a shorter limit, because three tries would take half an
+    // hour
     stage.guest(&format!(
         "sed -i '/^options /s/$/ systemd.mask=systemd-networkd.service kedge.demands-secs=60/' {entry} && sync"
     ))?;
@@ -143,7 +144,7 @@ fn falls_back(stage: &mut Stage<'_>, uid: &str) -> Result<(), HilError> {
     stage.running()?;
     let now = slot(stage)?;
     stage.expect("slot", now.as_str(), "a")?;
-    // on a busy machine udev may find the EFI partition after the agent has started
+    // on a busy machine udev may find the EFI partition only after the agent has started
     blessed(stage, "kedge-a.conf kedge-b+0-5.conf")?;
     stage.renews()?;
     stage.runs(uid)?;
@@ -151,7 +152,8 @@ fn falls_back(stage: &mut Stage<'_>, uid: &str) -> Result<(), HilError> {
     Ok(())
 }
 
-/// Overwrites the beginning of a root, of which systemd and the agent have been read, and resets the machine.
+/// Overwrites the beginning of a root from which systemd and the agent have been read, and resets the
+/// machine.
 fn rots(stage: &mut Stage<'_>, slot: &str) -> Result<(), HilError> {
     stage.machine.run_last(&format!(
         "dd if=/dev/urandom of=/dev/disk/by-partlabel/root-{slot} bs=1M count=4 oflag=direct conv=notrunc && \
@@ -219,7 +221,8 @@ pub(super) fn no_files(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.guest(&format!("kedge slot update {GOOD}"))?;
     stage.reboot()?;
     blessed(stage, BLESSED)?;
-    // what lies between the superblock, which has the place of the table of inodes at byte 64, and that table
+    // overwrites everything between the superblock, which contains the position of the inode table at byte
+    // 64, and that table
     stage.machine.run_last(
         "d=/dev/disk/by-partlabel/root-b; n=$(($(od -An -tu8 -j64 -N8 $d) / 131072 - 1)); [ $n -gt 99 ] && \
          dd if=/dev/zero of=$d bs=128k seek=1 count=$n oflag=direct conv=notrunc && echo b >/proc/sysrq-trigger",
@@ -235,7 +238,7 @@ pub(super) fn no_files(stage: &mut Stage<'_>) -> Result<(), HilError> {
     falls_back(stage, &uid)
 }
 
-/// As when systemd can no longer read the units that its default target needs.
+/// As if systemd could no longer read the units that its default target needs.
 pub(super) fn no_system(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
     stage.guest(&format!("kedge slot update {GOOD}"))?;
@@ -256,7 +259,7 @@ pub(super) fn no_system(stage: &mut Stage<'_>) -> Result<(), HilError> {
     falls_back(stage, &uid)
 }
 
-/// systemd-boot's version, as it tells the system it starts.
+/// systemd-boot's version, as it reports it to the system that it starts.
 fn loader_version(stage: &mut Stage<'_>) -> Result<u32, HilError> {
     let info = stage.guest(
         "tr -d '\\000' </sys/firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f | tail -c +5",
@@ -306,7 +309,7 @@ pub(super) fn refused(stage: &mut Stage<'_>) -> Result<(), HilError> {
         &format!("head -c 4096 {GOOD} | sed 's/^board .*/board toaster/' | kedge slot update -"),
         "toaster",
     )?;
-    // the same length, so that only the check can notice
+    // the same length, so that only the digest can reveal it
     refuses(
         stage,
         &format!(

@@ -8,10 +8,11 @@ use crate::error::HilError;
 use crate::machine::{HUB_IN_GUEST, MOVED_HUB_IN_GUEST, Start};
 use crate::stage::{NODE, Stage, condition, patience, payload};
 
-/// A time without network in which a heartbeat would have been due several times.
+/// A time without network in which several heartbeats would have been due.
 const OUTAGE: Duration = Duration::from_secs(30);
-/// A long one, in seconds, unless `KEDGE_HIL_OUTAGE_SECS` says otherwise. An hour of it shows nothing that 12 minutes do not: the
-/// longest time the agent knows is 10 minutes (a connection's idle time, and the most that a server may ask it to wait).
+/// A long one, in seconds, unless `KEDGE_HIL_OUTAGE_SECS` sets another. An hour shows nothing more than 12
+/// minutes: the agent's longest time constant is 10 minutes (a connection's idle time, and the longest delay
+/// that a server may demand).
 const LONG_OUTAGE_SECS: u64 = 720;
 /// How often `flapping` pulls the cable and plugs it in again.
 const FLAPS: u64 = 20;
@@ -25,7 +26,7 @@ pub(super) fn clock(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.says_it_runs(&format!("using current (UID: {uid})"))?;
     let date = stage.guest("date -u +%F")?;
     stage.say(&format!("booted with a clock of 1970, the system says {date}: edge-good runs"));
-    // what systemd-timesyncd saves on the disk is never taken back, so the latest comes last
+    // systemd-timesyncd never moves its saved time back, so the latest date comes last
     for clock in ["2037-06-01", "2099-06-01"] {
         stage.comes_back_as(&Start { clock: Some(format!("{clock}T00:00:00")), ..Start::default() })?;
         stage.says_it_runs(&format!("using current (UID: {uid})"))?;
@@ -94,8 +95,9 @@ pub(super) fn network(stage: &mut Stage<'_>) -> Result<(), HilError> {
 
 pub(super) fn long_outage(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let good = super::config::good(stage)?;
-    // A config that has had contact once is promoted by time alone, so the cable is pulled before the agent starts under it.
-    // To adopt a config it would replace itself in its process; but not by another program, as after an upgrade.
+    // A config that has had contact once is promoted by time alone, so the cable is pulled before the agent
+    // starts under it. To adopt a config the agent would replace itself in its process, but not if its
+    // program was replaced, as after an upgrade.
     unit_says(stage, "Restart=no\\n")?;
     stage.guest("cp /usr/bin/kedge /run/upgraded && mount --bind /run/upgraded /usr/bin/kedge")?;
     let next = stage.push("edge-next", &payload("90s", 2, ""))?;
@@ -155,7 +157,7 @@ pub(super) fn flapping(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// Waits until the API shows the node with this address and without that one.
+/// Waits until the API shows the node with the first address and without the second.
 fn has_address(stage: &mut Stage<'_>, address: &str, not: &str) -> Result<(), HilError> {
     stage.wait(&format!("the node's address {address}"), patience(), |stage| {
         let addresses = stage.node()?["status"]["addresses"].to_string();
@@ -168,7 +170,8 @@ pub(super) fn address(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
     has_address(stage, "10.0.2.15", "10.0.2.77")?;
     let process = stage.running()?;
-    // with another prefix length, or removing the old address would remove this one as its secondary
+    // with another prefix length, because otherwise removing the old address would remove this one as its
+    // secondary
     stage.guest("ip address add 10.0.2.77/16 dev eth0 && ip address del 10.0.2.15/24 dev eth0")?;
     stage.renews()?;
     has_address(stage, "10.0.2.77", "10.0.2.15")?;
@@ -241,8 +244,9 @@ pub(super) fn own_network(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// As with a disk that udev has not looked at when the boot has waited for 90 s: its look at what is there is masked for one boot, and the
-/// story makes it later. The drivers of console and network are loaded by name.
+/// Simulates a disk that udev has not examined when the boot has waited for 90 s: the examination of present
+/// devices is masked for one boot, and the story triggers it later. The drivers of console and network are
+/// loaded explicitly.
 pub(super) fn late_efi(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
     leaves_own_network(stage)?;
@@ -302,7 +306,7 @@ pub(super) fn state_full(stage: &mut Stage<'_>) -> Result<(), HilError> {
     })?;
     let found = condition(&stage.node()?, "ConfigOK");
     stage.say(&format!("disk full (edge-good is {good}): {found:?}"));
-    // what it says it runs is what is on the disk: it runs the same when it starts again
+    // the config that it reports is the one on the disk: it runs the same one after a restart
     let runs = format!("using current (UID: {})", if found.0 == "Unknown" { &good } else { &uid });
     stage.expect("what runs on the full disk", found.1, runs.clone())?;
     stage.renews()?;
@@ -338,8 +342,8 @@ pub(super) fn state_read_only(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// Cuts the power after damage to the disk, and waits until the node boots by itself, has its identity, renews, and runs what the hub
-/// assigns. Returns the log lines about the damage.
+/// Cuts the power after damage to the disk, and waits until the node boots by itself, has its identity,
+/// renews, and runs the config that the hub assigns. Returns the log lines about the damage.
 fn comes_back_from_damage(stage: &mut Stage<'_>, uid: &str) -> Result<String, HilError> {
     stage.power_cut()?;
     stage.renews()?;
@@ -352,14 +356,15 @@ fn comes_back_from_damage(stage: &mut Stage<'_>, uid: &str) -> Result<String, Hi
     for line in log.lines().take(8) {
         stage.say(line);
     }
-    // whatever was lost of it comes from the hub
+    // the hub provides any lost parts again
     stage.runs(uid)?;
     Ok(log)
 }
 
 pub(super) fn state_wiped(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
-    // the second one flushes the disk, which the first does not at the partition's end; sync would write the file system back
+    // the second one flushes the disk, because the first does not at the partition's end; sync would write
+    // the file system back
     stage.guest(
         "d=/dev/disk/by-partlabel/state; dd if=/dev/zero of=$d bs=1M oflag=direct conv=notrunc 2>/dev/null; \
          dd if=/dev/zero of=$d bs=4096 count=1 oflag=direct conv=notrunc,fsync",
@@ -369,8 +374,9 @@ pub(super) fn state_wiped(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// Overwrites the blocks of the state partition whose numbers the command prints, and resets at once, because the kernel would write
-/// its own copies over the damage. In the command `$d` is the partition and `$s` the size of a block.
+/// Overwrites the blocks of the state partition whose numbers the command prints, and resets at once, because
+/// the kernel would write its own copies over the damage. In the command `$d` is the partition and `$s` the
+/// size of a block.
 fn overwritten(stage: &mut Stage<'_>, what: &str, blocks: &str) -> Result<(), HilError> {
     let each = "while read b; do dd if=/dev/urandom of=$d bs=$s seek=$b count=1 oflag=direct conv=notrunc || exit 1; done";
     stage.machine.run_last(&format!(
@@ -395,7 +401,7 @@ pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
         "dumpe2fs $d | sed -n 's/.*Block bitmap at \\([0-9]*\\).*/\\1/p'",
     )?;
     comes_back_from_damage(stage, &uid)?;
-    // the file system must not have become read-only when the kernel met the first of them
+    // the file system must not have become read-only when the kernel met the first damage
     stage.guest("touch /var/lib/kedge/x && sync /var/lib/kedge/x && rm /var/lib/kedge/x")?;
     overwritten(
         stage,
@@ -471,7 +477,7 @@ pub(super) fn sticks(stage: &mut Stage<'_>) -> Result<(), HilError> {
         stage.machine.stick("flashed", None)?,
         stage.machine.stick("labelled", Some("5f8b1e0c-7d0f-4b41-9c56-0c5a0f3f0e11"))?,
     ];
-    // like a physical board, for which a file on the EFI partition is the only way to be handed an identity
+    // like a physical board, which can get an identity only from a file on the EFI partition
     stage.machine.hand_nothing();
     stage.comes_back_as(&Start { sticks, ..Start::default() })?;
     stage.wait("both sticks", patience(), |stage| {
@@ -479,7 +485,7 @@ pub(super) fn sticks(stage: &mut Stage<'_>) -> Result<(), HilError> {
         let count = disks.split_whitespace().filter(|disk| disk.starts_with("sd")).count();
         Ok(if count == 2 { Ok(()) } else { Err(disks) })
     })?;
-    // a device that comes late has taken its names now
+    // a device that appears late now has the names of the machine's own
     let mounts = stage.guest(
         "udevadm settle; for at in / /efi /var; do findmnt -rno SOURCE $at; done | tr '\\n' ' '; readlink -f /dev/kedge/esp",
     )?;
