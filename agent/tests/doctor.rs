@@ -1,5 +1,5 @@
-//! `kedge doctor` against real sockets: each thing that may be wrong is found, named and followed by what to
-//! do, and the steps after it are not taken. Every command is the real program.
+//! `kedge doctor` against real sockets: it finds and names each fault, says what to do about it, and skips
+//! the steps after it. Every command is the real program.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod net_server;
@@ -57,7 +57,7 @@ fn doctor(arguments: &[&str], path: Option<&str>) -> Found {
     Found { code: output.status.code(), findings }
 }
 
-/// On the way to this server, by the kubeconfig of a node.
+/// Runs the checks on the way to this server, with the kubeconfig of a node.
 fn on_the_way(authority: &Authority, identity_of: &Authority, server: &str) -> Found {
     let bench = Bench::with(authority, identity_of, server, "", kedge::net::transport::system_clock());
     let kubeconfig = bench.folder.join("kubeconfig").display().to_string();
@@ -70,7 +70,7 @@ fn to_server(authority: &Authority, script: impl Fn(&Heard) -> Reply + Send + Sy
     on_the_way(authority, authority, &format!("https://{}", server.address))
 }
 
-/// Like a server that has reviews and allows all but what `forbidden` says.
+/// Like a server that serves reviews and allows everything but `forbidden`.
 fn allowing(heard: &Heard, forbidden: &str) -> Reply {
     if heard.path.starts_with("/version") {
         return Reply::ok(r#"{"gitVersion":"v1.36.0"}"#);
@@ -262,7 +262,7 @@ fn registry_without_tls_is_named_with_the_setting() {
     found.has("registry", "WARN", &setting);
 }
 
-/// Something else than the unit may have started it, with other flags.
+/// The agent may have been started by something else than the unit, with other flags.
 #[test]
 fn agent_that_runs_is_asked_for_its_flags() {
     let folder = Scratch::new("doctor").unwrap();
@@ -283,7 +283,7 @@ fn disk_that_hangs_gathers_no_processes() {
     std::fs::create_dir_all(&root).unwrap();
     std::fs::create_dir_all(run.join("doctor")).unwrap();
     let arguments = ["--root-dir", root.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
-    // as an earlier write that waits does
+    // an earlier write that waits does the same
     let held = std::fs::File::open(run.join("doctor")).unwrap();
     held.try_lock().unwrap();
     doctor(&arguments, None).has("disk", "FAIL", "earlier kedge doctor still waits");

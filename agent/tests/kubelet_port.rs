@@ -79,7 +79,7 @@ impl Setup {
         Self::with("", |_| script)
     }
 
-    /// With these fields of the configuration, and this API server.
+    /// A node with these fields of the configuration, and this API server.
     fn with<S: Fn(&Heard) -> Reply + Send + Sync + 'static>(
         fields: &str,
         script: impl FnOnce(Arc<Authority>) -> S,
@@ -298,7 +298,7 @@ fn thousand_idle_connections_keep_nobody_out() {
     for _ in 0..3 {
         setup.check(Some(&known), "", "GET /healthz", 200, "ok");
     }
-    // all but a few were sent away
+    // all but a few were refused
     let is_open = |stream: &&TcpStream| {
         stream.set_nonblocking(true).unwrap();
         stream.peek(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)

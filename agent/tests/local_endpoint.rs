@@ -24,8 +24,8 @@ use kedge_rig::Scratch;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-/// Held by tests that start a child, and by tests that rely on a closed socket being closed: between fork and
-/// exec a child still has all of ours open.
+/// Locked by tests that start a child, and by tests that rely on a closed socket being closed: between fork
+/// and exec a child still has all of our descriptors open.
 static NO_CHILDREN: Mutex<()> = Mutex::new(());
 
 struct Folder(Scratch);
@@ -405,7 +405,7 @@ fn as_an_agent_that_stops_answers(call: Call) {
 #[test]
 fn reset_while_exiting_fails_with_the_reason() {
     let folder = Folder::new();
-    // before it stops, its disk has a write to do: else it would be gone at once
+    // before the stop, the disk has a write to do: otherwise the agent would be gone at once
     let _agent = Agent::start(&folder.socket(), |call| {
         if call.request.path == "/config/forgive" {
             as_the_agent_answers(call);

@@ -34,10 +34,10 @@ struct State {
     node: Option<Value>,
     config_map: Value,
     version: u64,
-    /// It lets no node set labels.
+    /// Whether the server forbids nodes to set labels.
     refuses_labels: bool,
-    /// It is another Kubernetes, behind a gateway that does not take renewals for answers in protobuf: the
-    /// statuses of its refusals, in turn.
+    /// Whether it is another Kubernetes behind a gateway that refuses renewals which accept protobuf answers:
+    /// the statuses of its refusals, in turn.
     gateway: Option<std::iter::Cycle<std::array::IntoIter<u16, 3>>>,
     watches: Watches,
     /// Lists of Nodes are answered once this is open.
@@ -252,14 +252,14 @@ impl Agent {
         }
     }
 
-    /// Starts of the program so far, those by which it took its own place among them.
+    /// Starts of the program so far, including those by which it replaced itself.
     fn runs(&self) -> u64 {
         let run = std::fs::read_to_string(self.directory.join("run/run"));
         run.ok().and_then(|run| run.parse().ok()).unwrap_or(0)
     }
 
-    /// Waits until another config runs: the program took its own place after its start number `run`, as the
-    /// same process.
+    /// Waits until another config runs: the program replaced itself after its start number `run`, in the same
+    /// process.
     fn wait_for_adoption(&mut self, run: u64) {
         wait_until("the agent to adopt", PATIENCE, || {
             let ended = self.child.as_mut().unwrap().try_wait().unwrap();
@@ -304,7 +304,7 @@ impl OfHub {
             let answer = self.admin.request("GET", &path, "", b"").unwrap();
             let lease: Value = serde_json::from_slice(&answer.body).unwrap();
             seen.extend(lease["spec"]["renewTime"].as_str().map(str::to_owned));
-            // the first may be one of an earlier run
+            // the first renewal may belong to an earlier run
             seen.len() > times
         });
     }
@@ -394,7 +394,7 @@ struct OfScript {
     agent: Agent,
 }
 
-/// A server that answers from what it holds.
+/// A server that answers from its state.
 fn scripted_server(authority: &Authority, state: State) -> (Server, Arc<Mutex<State>>) {
     let state = Arc::new(Mutex::new(state));
     let shared = state.clone();
@@ -464,7 +464,7 @@ fn restart_does_not_download_an_unchanged_config() {
 fn blocked_log_pipe_does_not_stop_renewals() {
     let (_reader, mut full) = std::io::pipe().unwrap();
     let log = full.try_clone().unwrap();
-    // one byte after the other fills the pipe, and takes what room ever comes
+    // one byte after the other fills the pipe, and any room that appears in it
     let (begun, has_begun) = std::sync::mpsc::channel();
     thread::spawn(move || {
         while full.write_all(&[b'.'; 512]).is_ok() {
@@ -495,7 +495,7 @@ fn blocking_kubeconfig_stops_neither_start_nor_renewals() {
     let text = std::fs::read_to_string(&kubeconfig).unwrap();
     let run_dir = node.agent.directory.join("run");
     std::fs::create_dir(&run_dir).unwrap();
-    // whoever reads it waits, as on a disk that does not answer
+    // reading it blocks, as on a disk that does not answer
     let gate = node.agent.directory.write("run/gate-kubeconfig", "");
     let is_waited_for =
         || wait_until("the kubeconfig to be read", PATIENCE, || run_dir.join("at-kubeconfig").exists());
@@ -606,7 +606,7 @@ fn renewal_in_a_refused_form_is_followed_by_a_plain_one() {
     let fields = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnodeLeaseDurationSeconds: 4\n";
     scripted.agent.base = Some(scripted.agent.directory.write("base.yaml", fields));
     scripted.agent.start();
-    // of each renewal, whether it was refused
+    // for each renewal, whether it was refused
     let renewals = || {
         let heard = scripted.server.counts.heard();
         let all = heard.iter().filter(|heard| is_renewal(&format!("{} {}", heard.method, heard.path)));
@@ -620,8 +620,8 @@ fn renewal_in_a_refused_form_is_followed_by_a_plain_one() {
 }
 
 /// A node is moved to a server that has an object of the same name, and the stream of the ConfigMap is the
-/// first that could notice: it asks the new server for nothing, and nothing is adopted, until that server has
-/// shown its own Node.
+/// first that could notice: the agent sends the new server no request for it, and adopts nothing, until that
+/// server has shown its own Node.
 #[test]
 fn another_server_is_asked_for_its_node_first() {
     let watch_ends = Gate::default();
@@ -657,8 +657,8 @@ fn another_server_is_asked_for_its_node_first() {
     scripted.agent.stop();
 }
 
-/// A node that has no Node yet renews nothing: its watch alone is on the old server, and a bookmark each
-/// minute is all that comes.
+/// A node without a Node object renews nothing: its watch is the only connection to the old server, and one
+/// bookmark a minute is all that arrives.
 #[test]
 fn watch_without_a_node_follows_the_kubeconfig() {
     let bookmark = Gate::default();
@@ -727,11 +727,11 @@ fn flood_of_bookmarks_holds_up_no_renewal_and_no_command() {
 /// field is most of an object's metadata.
 struct Elsewhere {
     version: u64,
-    /// The node's status, to which nobody has set anything yet.
+    /// The node's status, in which only the agent sets fields so far.
     node: Value,
     /// The Lease has its record of managers.
     has_managers: bool,
-    /// To the watch of the Node, if it takes metadata alone.
+    /// Sends to the watch of the Node, if that accepts metadata alone.
     watch: Option<Sender<String>>,
     /// Bytes of each answer to a renewal, a status patch, and of each event of the watch, by name.
     sent: Vec<(&'static str, usize)>,
@@ -913,10 +913,11 @@ const RENEWALS_A_DAY: f64 = 8640.0 / 1.02;
 const STATUSES_A_DAY: f64 = 288.0;
 /// A record of TLS 1.3 has 22 bytes more than what it carries.
 const RECORD: usize = 22;
-/// Of each status's connection, which a real server closes before the next: 1.5 kB up and 0.8 down, recorded.
+/// For the connection of each status, which a real server closes before the next: 1.5 kB up and 0.8 down,
+/// recorded.
 const RESUMED_HANDSHAKE: usize = 2_300;
-/// On the watch of the Node each minute, of metadata: recorded of the ConfigMap's, 133, and 24 for the longer
-/// kind.
+/// On the watch of the Node each minute, as metadata: 133 bytes were recorded for the ConfigMap's bookmark,
+/// and 24 for the longer kind.
 const BOOKMARK: usize = 157 + RECORD;
 
 #[test]

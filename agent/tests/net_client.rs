@@ -339,7 +339,7 @@ fn half_dead_server_is_given_up_at_the_deadline() {
         assert!(matches!(outcome, Err(NetError::Unreachable { .. })));
         assert!(!is_contact(&outcome));
     };
-    // accepts (the kernel does) and never says a word of TLS
+    // accepts (the kernel does) and never sends a byte of TLS
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     check(&Bench::new(&authority, listener.local_addr().unwrap()), "no answer in time");
     // takes the request and never answers; the next request does not use that connection
@@ -425,10 +425,10 @@ fn unusual_answers_are_read_as_they_are() {
     check("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "200 ok");
     check("HTTP/1.1 101 Switching Protocols\r\n\r\n", "refused (101)");
     check("HTTP/1.1 204 No Content\r\n\r\n", "204 ");
-    // chunks with what a proxy may put on them
+    // chunks with the extensions that a proxy may add
     check_owned(format!("{CHUNKED}2;a=b\r\nok\r\n0\r\nX-Trailer: y\r\nX-Other: z\r\n\r\n"), "200 ok");
     check_owned(format!("{CHUNKED}00002\r\nok\r\n0\r\n\r\n"), "200 ok");
-    // and what none may
+    // and with those that it may not
     check_owned(format!("{CHUNKED}fffffffffffffffffff\r\nok\r\n0\r\n\r\n"), "broke off");
     check_owned(format!("{CHUNKED}-2\r\nok\r\n0\r\n\r\n"), "broke off");
     check_owned(format!("{CHUNKED}{}\r\nok", "0".repeat(100_000)), "broke off");
@@ -487,7 +487,7 @@ fn dead_kept_connection_retries_idempotent_requests() {
     let authority = Authority::new("ca");
     let check = |request: Request, expect: &str, expected_requests: usize| {
         let seen = AtomicU64::new(0);
-        // the second request on the first connection falls into a hole
+        // the second request on the first connection gets no answer
         let server = Server::start(&authority, move |heard| match seen.fetch_add(1, Ordering::SeqCst) {
             1 => Reply::Cut(Vec::new()),
             _ => Reply::ok(&heard.path),
@@ -528,7 +528,7 @@ fn closed_kept_connection_is_not_used() {
     for path in ["/1", "/2"] {
         let outcome = bench.client.request(&Request::post(path, b"{}".to_vec(), PLENTY));
         assert_shown(&outcome, &format!("200 {path}"));
-        // until the end that the server sent is here
+        // waits until the close that the server sent has arrived
         while server.counts.connections() == 0 {
             thread::yield_now();
         }

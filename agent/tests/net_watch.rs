@@ -33,7 +33,7 @@ fn short(event: &WatchEvent) -> String {
     }
 }
 
-/// Watches until the end and tells the events in short, the end, and the queries that the server heard.
+/// Watches until the end; returns the events in short, the end, and the queries that the server received.
 fn watched(
     from: WatchFrom,
     limits: WatchLimits,
@@ -203,7 +203,7 @@ fn end_text(end: &WatchEnd) -> String {
     }
 }
 
-/// A chunked answer with one event, then `rest` in a chunk that announces more than comes.
+/// A chunked answer with one event, then `rest` in a chunk that announces more bytes than arrive.
 fn cut_after(rest: &str) -> Vec<u8> {
     let line = event("ADDED", "a", "6");
     let rest = if rest.is_empty() { String::new() } else { format!("fff\r\n{rest}") };
@@ -250,8 +250,8 @@ fn endless_line_ends_the_watch() {
 
 #[test]
 fn slow_line_gets_its_full_time_after_a_pause() {
-    // a pause may take 6 s and a line 12; these take 4.5 and 8, and longer on a busy machine: together more
-    // than a line may
+    // a pause may take 6 s and a line 12; the pauses take 4.5 and 8, and longer on a busy machine: together
+    // more than a line may take
     let limits = WatchLimits { idle: Duration::from_secs(6), ..WatchLimits::default() };
     let (events, ..) = watched(version("5"), limits, 4, |_, _| {
         chunks(|body| {
@@ -363,8 +363,8 @@ fn list_is_read_in_pages() {
     assert_eq!(paths, [start.clone(), format!("{start}&continue=a%2Bb")]);
 }
 
-/// The server's pods have these bytes, and this is what the list showed of them: `!` where that is metadata;
-/// and each page's `limit`.
+/// The server's pods have these sizes; returns what the list showed of them, with `!` for metadata only, and
+/// each page's `limit`.
 fn listed_in_part(pods: &'static [(&'static str, usize)]) -> (Result<Vec<String>, NetError>, Vec<String>) {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, move |heard| {
@@ -438,7 +438,7 @@ fn page_that_a_busy_server_refuses_is_asked_for_again() {
     let bench = Bench::new(&authority, server.address);
     let read = || list(&bench.client, ("/api/v1/pods", "Pod"), "", PLENTY);
     assert_eq!(read().unwrap().items.len(), 2);
-    // of the first page nothing is lost, and the caller has pauses of its own
+    // nothing of the first page is lost, and the caller makes pauses of its own
     assert_eq!(read().unwrap_err().status(), Some(429));
 }
 
@@ -453,7 +453,7 @@ fn list_without_an_end_in_bytes_is_refused() {
     );
 }
 
-/// It says whether a configuration is still there.
+/// A list without payloads shows whether a configuration still exists.
 #[test]
 fn metadata_of_another_kind_are_not_an_empty_list() {
     let authority = Authority::new("ca");

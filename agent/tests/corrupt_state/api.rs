@@ -1,4 +1,4 @@
-//! The real hub of a board, and what a test asks it.
+//! The real hub of a board, and the queries that a test makes.
 //!
 //! Always holds: a board's hub is its own, on a copy of the data of the one that its state was made with, so
 //! UIDs and credentials are the same.
@@ -74,21 +74,21 @@ impl Api {
         copied
     }
 
-    /// An agent starts: renewals are counted from here.
+    /// Marks an agent's start: renewals are counted from here.
     pub(crate) fn begin(&self) {
         let mut inner = self.lock();
         inner.look_at_lease();
         inner.renewals = 0;
     }
 
-    /// Renewals of the Lease since the agent's start, as often as this looked.
+    /// Renewals of the Lease since the agent's start; two between calls of this count as one.
     pub(crate) fn renewals(&self) -> u64 {
         let mut inner = self.lock();
         inner.renewals += u64::from(inner.look_at_lease());
         inner.renewals
     }
 
-    /// Makes a ConfigMap; its UID.
+    /// Makes a ConfigMap and returns its UID.
     pub(crate) fn create(&self, name: &str, payload: &str) -> String {
         let map = json!({"metadata": {"name": name}, "data": {"kubelet": payload}});
         let headers = "content-type: application/json\r\n";
@@ -97,7 +97,7 @@ impl Api {
         made["metadata"]["uid"].as_str().expect("a UID").to_owned()
     }
 
-    /// Sets what the Node asks for: the ConfigMap of this name, by UID.
+    /// Assigns the ConfigMap of this name to the Node, by UID.
     pub(crate) fn assign(&self, name: &str) {
         let mut inner = self.lock();
         let uid = inner.get(&format!("{MAPS}/{name}"))["metadata"]["uid"].take();

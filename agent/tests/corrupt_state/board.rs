@@ -52,7 +52,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// As a node left it that promoted one config, rolled one back, and is trying a third.
+    /// The state of a node that promoted one config, rolled one back, and is trying a third.
     pub(crate) fn used() -> &'static Self {
         static STATE: OnceLock<State> = OnceLock::new();
         STATE.get_or_init(|| {
@@ -156,8 +156,8 @@ impl Board {
         // `nobody` can read it here, but perhaps not in the build directory
         let program = self.folder.join("kedge");
         if !program.exists() {
-            // by another process: a copy of ours is busy while any child of another test has inherited its
-            // descriptor
+            // copied by another process: while a child of another test has inherited our descriptor of a
+            // copy, the kernel refuses to run it
             let copied = Command::new("cp").arg(&self.program).arg(&program).status();
             assert!(copied.is_ok_and(|status| status.success()), "a copy of the program");
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("our own file");
@@ -188,8 +188,8 @@ impl Board {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).expect("a log");
         let mut command = self.command(&["agent", "--config-dir", "", "--healthz-port", "0"]);
         command.arg("--kubeconfig").arg(self.folder.join("kubeconfig")).args(["--hostname-override", NODE]);
-        // without containers: a machine where crun cannot run would make the node worse than it was, and
-        // nothing is promoted then
+        // without containers: on a machine where crun cannot run, the node would become less healthy than
+        // before, and no config would be promoted
         command.args(["--crun", ""]);
         if self.as_nobody {
             command.uid(NOBODY).gid(NOBODY);

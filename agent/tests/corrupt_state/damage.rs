@@ -37,7 +37,7 @@ pub(crate) enum Damage {
     DanglingLink,
     /// A link to a file of the system.
     LinkToPasswd,
-    /// A link to what never ends.
+    /// A link to a file that never ends.
     LinkToZero,
     /// A link to itself.
     LinkToItself,
@@ -49,7 +49,7 @@ pub(crate) enum Damage {
 
 /// Does it to `path`.
 pub(crate) fn apply(damage: Damage, path: &Path) {
-    // of what an earlier misfortune left nothing can be read, or for ever
+    // an earlier damage may have left a file that cannot be read, or whose reading never ends
     let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
     let before = if is_file { fs::read(path).unwrap() } else { Vec::new() };
     remove(path);

@@ -1,4 +1,4 @@
-//! Disks that take no more: full, out of inodes, read-only, given up by the kernel. Needs root, to mount
+//! Disks that take no more: full, out of inodes, read-only, shut down by the kernel. Needs root, to mount
 //! small ones.
 
 use crate::board::{Board, State, active};
@@ -13,7 +13,7 @@ use std::process::Command;
 pub(crate) struct Mount(PathBuf);
 
 impl Mount {
-    /// None, loudly, where nothing may be mounted.
+    /// `None`, with a message, where mounting is not permitted.
     pub(crate) fn new(path: &Path, options: &str) -> Option<Self> {
         Self::of(path, &["-t", "tmpfs", "-o", options, "kedge-test"])
     }
@@ -27,7 +27,7 @@ impl Mount {
         done.then(|| Self(path.to_owned()))
     }
 
-    /// A real file system in a file, which the kernel can give up.
+    /// A real file system in a file, which the kernel can shut down.
     fn ext4(path: &Path) -> Option<Self> {
         let image = path.with_extension("ext4");
         fs::File::create(&image).unwrap().set_len(16 * 1024 * 1024).unwrap();
@@ -40,7 +40,7 @@ impl Mount {
         Self::of(path, &["-t", "ext4", "-o", "loop", image.to_str().unwrap()])
     }
 
-    /// As after an error in its metadata: read-only, and nothing of it can be made durable.
+    /// The kernel's reaction to an error in the metadata: the file system is read-only, and no sync succeeds.
     fn abort(&self) {
         let done = Command::new("mount").args(["-o", "remount,abort"]).arg(&self.0).status().unwrap();
         assert!(done.success());
@@ -176,7 +176,7 @@ fn frozen_disk_keeps_renewing() {
         return skip("a disk that stands still", "fsfreeze is not allowed here");
     }
     let (api, before) = (board.api.clone(), board.api.renewals());
-    // its checkpoint is what waits for the disk
+    // the write of its checkpoint waits for the disk
     board.api.assign("mended");
     board.run_until("the heartbeat goes on", |status| {
         api.renewals() > before && active(status) == State::used().tried

@@ -25,7 +25,7 @@ fn check_log(what: &str, make: impl Fn(&Path, usize), rest: Rest, ours_below: Op
     check_spoilt(&mut board, what, rest, said);
     if let Some(directory) = ours_below {
         let left = fs::read_dir(board.root().join(directory)).unwrap().count();
-        // two starts at least, each with its limit
+        // at least two starts, each with its own limit
         assert!(left < MANY - 30_000, "{what}: {left} are left");
     }
 }

@@ -1,5 +1,5 @@
-//! Damaged state: every file and directory of a node's configuration, spoilt in every way that a failing
-//! disk, an operator or another program has, with the real agent started on it.
+//! Damaged state: every file and directory of a node's configuration, damaged as a failing disk, an operator
+//! or another program does, with the real agent started on it.
 //!
 //! Always holds, whatever was damaged: the agent starts within a sane time, renews its Lease, runs a
 //! configuration, logs what it set aside, keeps its verdicts on configs, settles, and stops on request.
@@ -23,7 +23,7 @@ use serde_json::Value;
 enum Rest {
     /// The assigned config runs, and all is well.
     Assigned,
-    /// The assigned config runs as on a board that never saw it: nothing is left of what was known of any.
+    /// The assigned config runs as on a board that never saw it: all knowledge of earlier configs is lost.
     AssignedAnew,
     /// Last-known-good runs, and the condition says why.
     LastKnownGood,
@@ -45,7 +45,7 @@ impl Rest {
     }
 }
 
-/// Spoils one thing, starts, looks, stops, and starts once more.
+/// Damages one file or directory, starts, checks, stops, and starts once more.
 fn check(board: &mut Board, target: &str, damage: Damage, rest: Rest, said: &str) {
     board.renew();
     let path = if target.is_empty() { board.root().to_owned() } else { board.root().join(target) };
@@ -53,7 +53,7 @@ fn check(board: &mut Board, target: &str, damage: Damage, rest: Rest, said: &str
     check_spoilt(board, &format!("{target}, {damage:?}"), rest, said);
 }
 
-/// Starts on whatever is there, looks, stops, and starts once more.
+/// Starts on the present state, checks, stops, and starts once more.
 fn check_spoilt(board: &mut Board, what: &str, rest: Rest, said: &str) {
     let (_, took) = board.run_until(&format!("{what}: {rest:?}"), |status| rest.is(status));
     assert!(took < SANE_START, "{what}: the first renewal took {took:?}");
@@ -75,7 +75,7 @@ fn check_spoilt(board: &mut Board, what: &str, rest: Rest, said: &str) {
     board.stop();
 }
 
-/// Damage that leaves nothing of a record to be believed.
+/// Damage that leaves nothing of a record usable.
 const UNREADABLE: [Damage; 12] = [
     Damage::CutTo(1),
     Damage::CutToHalf,
@@ -91,7 +91,7 @@ const UNREADABLE: [Damage; 12] = [
     Damage::Socket,
 ];
 
-/// Damage that may leave a record that can be read and says something else.
+/// Damage that may leave a readable record with another content.
 const DOUBTFUL: [Damage; 8] = [
     Damage::CutTo(0),
     Damage::CutAllBut(1),

@@ -221,7 +221,8 @@ impl History {
         }
     }
 
-    /// The last report is reached, as is known otherwise: it looks like an earlier one.
+    /// Marks the last report as reached: the caller knows it from elsewhere, because this report looks like
+    /// an earlier one.
     pub(crate) fn skip_to_last(&mut self) {
         self.seen = [self.expected.len() - 1; 2];
     }
@@ -272,8 +273,8 @@ impl kedge_rig::power_cut::History for History {
         self.acknowledged.iter().map(|seen| seen.at).collect()
     }
 
-    /// Until the first step nothing of ours is on the disk: its making and mounting are the file system's
-    /// affair.
+    /// The step at this position; `None` before the first one: making and mounting the file system are not
+    /// the agent's writes.
     fn step_at(&self, at: u64) -> Option<&'static str> {
         self.steps.iter().rev().find(|step| step.begins <= at).map(|step| step.name)
     }

@@ -146,7 +146,7 @@ impl Start {
         let process = std::cell::RefCell::new(process);
         let ask = || first_answer(&mut process.borrow_mut(), &socket, &log);
         let first = ask()?;
-        // leftovers go while it runs already
+        // the agent removes leftovers after it has started
         poll(SETTLE_LIMIT, || temporaries(root, &own).is_empty().then_some(()));
         let settled = poll(SETTLE_LIMIT, || {
             let looked = || -> Result<Option<Found>, String> {

@@ -60,7 +60,7 @@ fn lock(history: &Mutex<History>) -> MutexGuard<'_, History> {
 }
 
 fn payload(fields: &str) -> String {
-    // one that crashes must not outlive its trial before it does
+    // a crashing config must not outlive its trial before it crashes
     let trial_secs = if fields.contains("crashAfter") { 60 } else { 1 };
     format!("{HEADER}configTrialDuration: {trial_secs}s\ncrashLoopThreshold: 1\n{fields}")
 }
@@ -92,7 +92,7 @@ pub(crate) fn cut(purpose: &str, run: &Run<'_>) -> (Report, String) {
         let history = Mutex::new(History::default());
         let mut running = Running { cluster, history: &history, clock: disk.clock() };
         running.execute(run.length);
-        // whatever the agent would still write does not count
+        // anything that the agent would still write does not count
         running.cluster.agent_mut(NODE).cut();
         log = running.cluster.agent(NODE).log_text();
         // credentials and drop-ins are needed until the checks are over
@@ -151,8 +151,8 @@ impl Running<'_> {
         self.wait_for_last(name);
     }
 
-    /// Forgives the assigned one, which leads over these reports back to the first one: so the starts are
-    /// counted.
+    /// Forgives the assigned config, which leads over these reports back to the first one, so that the starts
+    /// are counted.
     #[track_caller]
     fn forgive_still_bad(&self, name: &'static str, config: &Config, reports: [NodeReport; 3], starts: u64) {
         let [waits, tried, condemned] = reports;
@@ -168,7 +168,7 @@ impl Running<'_> {
         self.wait_for_last(name);
     }
 
-    /// Nothing is held against the assigned one any more, and the agent is about to restart to use it.
+    /// The assigned config has no verdict any more, and the agent is about to restart to use it.
     fn waits(config: &Config, good: &Config) -> NodeReport {
         let reason = format!("current (UID: {}) can be tried now, restarting to use it", config.0);
         NodeReport::falls_back(config, good, "Unknown", &reason)
@@ -234,7 +234,8 @@ impl Running<'_> {
         }
     }
 
-    /// A source that is invalid for a while. A note that nothing else on disk can make good for.
+    /// A source that is invalid for a while: the record of it is the only one on disk, so a lost record would
+    /// show. A note that nothing else on disk can make good for.
     fn invalid_source(&self, good: &Config) {
         let runs = NodeReport::runs(good, Some(good));
         let mut unclear = runs.clone();

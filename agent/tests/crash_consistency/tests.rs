@@ -12,7 +12,7 @@ fn no_cut_of_ext4_loses_what_was_acknowledged() {
     explore(&STATE_PARTITION, if is_full() { 3 } else { 1 }, Length::Whole);
 }
 
-/// A package on a device of somebody else: nothing is repaired before the mount.
+/// Under a package on somebody else's device nobody repairs the file system before the mount.
 #[test]
 fn no_cut_of_unrepaired_ext4_loses_what_was_acknowledged() {
     if is_full() {

@@ -56,7 +56,7 @@ fn check_bad(purpose: &str, bad_payload: &str, reason: &str) {
     };
     expect(&setup);
     setup.shows("the event", |world| world.saw_event(NODE, "ConfigRolledBack", &bad));
-    // to adopt the good one, to adopt the bad one; the verdict needs no crash
+    // one exit to adopt the good one, one to adopt the bad one; the verdict needs no crash
     assert_eq!((setup.ends().len(), setup.unclean_ends()), (2, 0));
     let bad_configs = setup.record(concat!(env!("CARGO_PKG_VERSION"), "/bad-configs.json"));
     assert!(bad_configs.to_string().contains(&bad), "{bad_configs}");
@@ -306,7 +306,7 @@ fn state_directory_that_is_a_file_is_set_aside() {
 fn new_agent_version_keeps_the_assignment() {
     let mut setup = Setup::new("upgrade", plain());
     let good = setup.good("edge-good");
-    // condemned by the version before, for what this one reads well
+    // the version before condemned it, and this one can read it
     let next = setup.pin("edge-next", &payload(1, 2, ""));
     setup.runs(&next);
     setup.promotes(&next);

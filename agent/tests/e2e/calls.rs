@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::setup::{NODE, PATIENCE, Setup, payload, plain};
 
-/// As [`with_logs`]; between the node and its hub is a link that can be cut.
+/// Like [`with_logs`], with a link between the node and its hub that a test can cut.
 fn with_logs_behind_a_link(purpose: &str) -> (Setup, PathBuf, Link) {
     let mut link = None;
     let (setup, logs) = with_logs_and(purpose, "", |hub, agent| {

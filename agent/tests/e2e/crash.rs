@@ -30,7 +30,7 @@ fn check_threshold(fields: &str, threshold: u32) {
     let bad = setup.pin("edge-crash", &payload(30, threshold, fields));
     rolled_back_for_crashes(&setup, &bad, &good);
     let crashes = usize::try_from(threshold).unwrap() + 1;
-    // two adoptions, the crashes, and then a run that stays
+    // two adoptions, the crashes, and then a run that does not end
     assert_eq!((setup.ends().len(), setup.unclean_ends()), (2 + crashes, crashes), "{:?}", setup.ends());
     setup.ready_in_run(u64::try_from(crashes).unwrap() + 3);
     // last-known-good runs now, and no start is counted against it
@@ -70,7 +70,7 @@ fn kill_is_counted_and_stop_is_not() {
     let good = setup.good("edge-good");
     let uid = setup.pin("edge-next", &payload(120, 1, ""));
     setup.runs(&uid);
-    // stops, in every way one can ask for one
+    // stops, in each of the ways that exist
     for _ in 0..3 {
         setup.agent_mut().stop().unwrap();
         setup.agent_mut().start().unwrap();
@@ -134,7 +134,7 @@ fn config_never_ready_is_rolled_back() {
     let uid =
         setup.pin("edge-never-ready", &payload(300, 0, "kedge:\n  faultInjection:\n    hangLoop: start\n"));
     rolled_back_for_crashes(&setup, &uid, &good);
-    // the start in place has the watchdog's limit, a start by the service manager its own
+    // the start in place has the agent's watchdog limit, a start by the service manager has the manager's
     assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Watchdog));
     // a later start does not run the replaced config either
     setup.agent_mut().stop().unwrap();
@@ -163,8 +163,8 @@ fn stop_that_ends_in_a_kill_is_not_counted() {
     setup.runs(&uid);
 }
 
-/// A node whose configuration is in its trial, cut off without a record; `change` is made to what it left
-/// behind.
+/// A node whose configuration is in its trial, killed without a record of its end; `change` edits the files
+/// that it left.
 #[track_caller]
 fn check_cut(purpose: &str, change: impl Fn(&Setup), startups: usize, cuts: u64) {
     let mut setup = Setup::new(purpose, plain());
@@ -270,8 +270,7 @@ fn plain_restart_loop_survives_a_crashing_config() {
     let next = setup.pin("edge-next", &payload(1, 2, ""));
     setup.runs(&next);
     setup.promotes(&next);
-    // the loop had to start it at first and after each of three crashes: the adoptions took place in the
-    // process
+    // the loop started it at first and after each of three crashes: the adoptions happened within the process
     assert_eq!(std::fs::read_to_string(starts).unwrap().lines().count(), 4, "{}", setup.agent().log_text());
 }
 
@@ -281,7 +280,7 @@ fn kill_during_a_stop_is_not_counted() {
     let setup = Setup::new("kill-in-stop", faulty());
     let uid = setup.pin("edge-next", &payload(300, 2, ""));
     setup.runs(&uid);
-    // the stop waits for a disk that is held
+    // the stop waits for a disk that the test blocks
     let gate = setup.agent().run_dir().join("gate-disk");
     std::fs::write(&gate, "").unwrap();
     setup.agent().babysitter().signal(Signal::SIGTERM);
@@ -295,8 +294,8 @@ fn kill_during_a_stop_is_not_counted() {
     setup.runs(&uid);
 }
 
-/// Two agents on the same records would undo each other's: their sockets lie in other directories, so only
-/// the claim tells.
+/// Two agents on the same records would overwrite each other's: their sockets are in different directories,
+/// so only the claim on the root directory keeps them apart.
 #[test]
 fn second_agent_on_the_same_root_refuses_to_run() {
     let setup = Setup::new("second", plain());

@@ -114,7 +114,7 @@ fn config_check_needs_no_hub() {
         let said = format!("{out}{complaint}");
         assert!(said.contains(file.as_str()) && said.contains(field), "{said}");
     }
-    // a manifest is judged by one of its keys, with the local configuration that the service would run
+    // a manifest is checked by one of its keys, with the local configuration that the service would use
     let flags = format!("KEDGE_FLAGS=\"--config {good} --config-dir ''\"\n");
     let environment = scratch.write("environment", flags).display().to_string();
     let indented = |fields: &str| format!("{HEADER}{fields}").replace('\n', "\n    ");

@@ -40,7 +40,7 @@ fn bounds(field: &schema::Field) -> (String, String) {
     (low.to_owned(), high.to_owned())
 }
 
-/// So many lines; `None` where no networks can be made, which may be so for others than root only.
+/// This many lines; `None` where networks cannot be made, which is acceptable only without root.
 fn lines(count: u8, quality: Quality) -> Option<Vec<LossyLine>> {
     let open = |line| LossyLine::open(line, quality);
     let made = lossy_line::own_network().and_then(|()| (1..=count).map(open).collect());
@@ -66,7 +66,7 @@ fn lossy_line_keeps_renewals_under_every_setting() {
     let mut cluster = Cluster::start_at("lossy-line", lossy_line::HUB.into()).unwrap();
     for ((node, fields, _), line) in cases.iter().zip(&lines) {
         let agent = cluster.add(node, plain()).unwrap();
-        // after the rig's own, so that it counts
+        // later by name than the rig's own drop-in, so that it wins
         agent.write_drop_in("20-heartbeats.conf", &format!("{HEADER}{fields}")).unwrap();
         line.at_node(|| agent.start()).unwrap();
     }
@@ -128,7 +128,7 @@ fn call_on_a_long_line_takes_six_round_trips_at_most() {
         begun.elapsed()
     };
     let best = |path: &str| (0..5).map(|_| took(path)).min().unwrap();
-    // the first may come before the node watches, and waits for its next renewal
+    // the first call may come before the node watches, and then waits for its next renewal
     let (call, own) = (best("/api/v1/nodes/edge-1/proxy/healthz"), best("/healthz"));
     print_past_test_runner(&format!(
         "a call on a line of {round_trip:?} there and back: {call:?}, of which kubectl's own {own:?}"

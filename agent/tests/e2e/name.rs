@@ -68,7 +68,7 @@ fn kedge(scratch: &Scratch, words: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// As a device from a shop does, and its kubeconfig comes after its first start.
+/// A device starts without a kubeconfig, which arrives after its first start, as in a shop.
 #[test]
 fn machine_called_raspberrypi_joins_as_its_kubeconfig_says() {
     let Some((setup, kubeconfig)) = hub_and_kubeconfig("raspberrypi") else { return };
@@ -100,7 +100,7 @@ fn name_that_is_not_the_credentials_is_told_everywhere() {
     logs(&scratch, sentence);
     let status = kedge(&scratch, &["status"]);
     assert!(status.contains(sentence), "{status}");
-    // it asks the agent, whatever started that
+    // the command queries the agent, however that was started
     let doctor = kedge(&scratch, &["doctor", "--environment-file", "", "--config-dir", ""]);
     let line = doctor.lines().find(|line| line.contains(" name ")).unwrap_or_else(|| panic!("{doctor}"));
     assert!(line.starts_with("FAIL") && line.contains("is node edge-21's"), "{doctor}");

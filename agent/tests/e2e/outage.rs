@@ -57,7 +57,7 @@ fn half_a_minute_without_hub_causes_no_exit() {
     assert!(status["disk"]["availableBytes"].as_u64().is_some_and(|bytes| bytes > 0), "{status}");
     let log = setup.agent().log_text();
     let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
-    // the push restarted the agent once: two runs, of which one saw the outage
+    // the push restarted the agent once: two runs, of which the second saw the outage
     let contact =
         [" contact with the API server after", " contact with the API server lost", "API server again after"];
     assert_eq!(contact.map(lines), [2, 1, 1], "{log}");
@@ -161,7 +161,7 @@ fn clock_ten_years_behind_keeps_renewing() {
 #[test]
 fn settled_node_posts_no_status() {
     let setup = Setup::new("settled", plain());
-    // a report that is due although nothing changed is not what is looked for here
+    // a report that is due although nothing changed does not count here
     let uid = setup.pin("edge-good", &payload(1, 2, "nodeStatusReportFrequency: 5m\n"));
     setup.runs(&uid);
     setup.promotes(&uid);
@@ -169,7 +169,7 @@ fn settled_node_posts_no_status() {
     let version = |setup: &Setup| {
         setup.cluster.kubectl().json(&["get", "node", NODE]).unwrap()["metadata"]["resourceVersion"].clone()
     };
-    // let what the last change queued go out first
+    // the report that the last change queued must be sent first
     let seen = renewals(&setup);
     setup.shows("renewals", |world| world.renewal_count(NODE) > seen + 4);
     let before = (posts(), version(&setup));
@@ -180,7 +180,7 @@ fn settled_node_posts_no_status() {
 }
 
 /// Takes the hub away while the program replaces itself in place, so that the new configuration never has
-/// contact.
+/// contact with it.
 fn no_contact_after(setup: &mut Setup, ends: usize, act: impl FnOnce(&mut Setup)) {
     let gate = setup.agent().run_dir().join("gate-exec-recorded");
     std::fs::write(&gate, "").unwrap();
@@ -223,14 +223,14 @@ fn config_without_contact_twice_is_rolled_back() {
     says(&setup, lost.0, &lost.1, &lost.2);
     assert_eq!(setup.ends().len(), 3);
 
-    // the hub is back: last-known-good has contact, so the network works, and the config is tried once more:
-    // exit 4
+    // the hub is back: last-known-good has contact, so the network was not at fault, and the config is tried
+    // once more: exit 4
     no_contact_after(&mut setup, 4, |setup| setup.cluster.hub_mut().start_again().unwrap());
     says(&setup, "True", &format!("using current (UID: {bad})"), "all checks passed");
     says(&setup, lost.0, &lost.1, &lost.2);
     assert_eq!(setup.ends().len(), 5);
 
-    // and that was the last time
+    // the second failure is final
     setup.cluster.hub_mut().start_again().unwrap();
     let seen = renewals(&setup);
     setup.config_ok(lost.0, &lost.1, &lost.2);
@@ -285,9 +285,9 @@ fn node_moved_to_another_hub_keeps_its_config() {
     assert_eq!(setup.unclean_ends(), 0);
 }
 
-/// Twenty nodes follow a ConfigMap by its name and are moved to a new hub that has objects of the same names:
-/// half of them while the old hub answers, so that one of their requests is the first to reach the new one,
-/// and half after it is gone, so that whichever of their watches is opened again first is.
+/// Twenty nodes follow a ConfigMap by its name and are moved to a new hub that has objects of the same names.
+/// Half of them move while the old hub answers, so a request of theirs reaches the new hub first; half after
+/// it is gone, so the first of their watches to be reopened does.
 #[test]
 fn fleet_on_a_rebuilt_hub_adopts_nothing_unasked() {
     const FOLLOWED: &str = "edge-common";

@@ -1,8 +1,8 @@
 //! A push replaces the program in place: the same process, no pause; and what a stop, a kill, a second push
 //! or an upgrade at any moment of it leads to.
 //!
-//! The gates at which the process is held are those of `run.rs`, in its order: the first three in the image
-//! that ends, the other two in the one that begins.
+//! The gates at which the process is held are those of `run.rs`, in its order: the first three in the process
+//! image that ends, the other two in the one that starts.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,7 +35,7 @@ fn push(setup: &Setup, number: u64) {
     setup.cluster.edit_config("edge", &numbered(number)).unwrap();
 }
 
-/// Waits until the node itself says that this content runs, and well.
+/// Waits until the node itself reports that this content runs, and well.
 #[track_caller]
 fn runs_number(setup: &Setup, number: u64) {
     let awaited = format!("number {number} to run; the log:\n{}", setup.agent().log_text());
@@ -87,7 +87,7 @@ fn push_and_hold(setup: &Setup, gate: &str, number: u64) {
 
 #[test]
 fn push_keeps_the_process_and_has_no_pause() {
-    // a pause that would be noticed: with one, this test would outlast its patience
+    // a pause would be noticed: with one, this test would exceed its patience
     let options = AgentOptions { restart_after: PATIENCE * 2, ..plain() };
     let mut setup = following("replace", options);
     let pid = babysitter(&setup).state().pid;
@@ -98,7 +98,7 @@ fn push_keeps_the_process_and_has_no_pause() {
     assert!(state.status.starts_with("runs ConfigMap "), "what systemctl status shows: {:?}", state.status);
     assert!(state.ends.len() == 2 && state.ends.iter().all(|ended| ended.is_replaced), "{:?}", state.ends);
     assert_eq!(setup.counted_startups(), 0);
-    // each image counts as a run of its own, and the last one takes signals and its own end
+    // each process image counts as a run of its own, and the last one handles signals and its own end
     assert_eq!(std::fs::read_to_string(run_file(&setup, "run")).unwrap(), "3");
     let socket = run_file(&setup, "kedge.sock");
     assert!(std::os::unix::net::UnixStream::connect(socket).is_ok());

@@ -21,7 +21,7 @@ const STARTUPS: &str = concat!(env!("CARGO_PKG_VERSION"), "/startups.json");
 
 /// A hub, the node, and what the API shows.
 pub(crate) struct Setup {
-    /// All of it.
+    /// The hub and its nodes.
     pub(crate) cluster: Cluster,
 }
 
@@ -67,7 +67,7 @@ impl Setup {
         Setup { cluster: Cluster::start(purpose).unwrap() }
     }
 
-    /// The same; its log has a line for each request.
+    /// The same, with a log line for each request.
     pub(crate) fn with_telling_hub(purpose: &str) -> Setup {
         Setup { cluster: Cluster::start_with(purpose, &["--log-level", "debug"]).unwrap() }
     }
@@ -90,7 +90,7 @@ impl Setup {
     }
 
     /// Waits for exactly these words of the condition: from the process that runs now, and then through the
-    /// API, which may still show what an earlier process reported.
+    /// API, which may still show the report of an earlier process.
     #[track_caller]
     pub(crate) fn config_ok(&self, status: &str, message: &str, reason: &str) {
         let expected = (status, message, reason);
@@ -106,7 +106,7 @@ impl Setup {
         });
     }
 
-    /// Waits until this one is reported as running well.
+    /// Waits until this config is reported as running well.
     #[track_caller]
     pub(crate) fn runs(&self, uid: &str) {
         self.config_ok("True", &format!("using current (UID: {uid})"), "all checks passed");
@@ -116,7 +116,7 @@ impl Setup {
         });
     }
 
-    /// Waits until this one is last-known-good.
+    /// Waits until this config is last-known-good.
     #[track_caller]
     pub(crate) fn promotes(&self, uid: &str) {
         self.shows("its promotion", |world| world.config(NODE).last_known_good.as_deref() == Some(uid));

@@ -18,17 +18,18 @@ use kedge_rig::scratch::wait_until;
 
 use crate::setup::{NODE, PATIENCE, Setup, faulty, is_root, payload};
 
-/// The agent's own period, and then some: it renews every three seconds.
+/// Renewals, one in three seconds, that last longer than the agent's own limits.
 const SCALED_RENEWALS: usize = 6;
 
-/// Ten minutes of them.
+/// Ten minutes of renewals.
 const FULL_RENEWALS: usize = 200;
 
-/// A file system in a file, thawed and unmounted when dropped. It must be dropped before what runs on it.
+/// A file system in a file, thawed and unmounted when dropped. Processes on it wait in the kernel until then.
+/// It must be dropped before what runs on it.
 struct Disk(PathBuf);
 
 impl Disk {
-    /// None where nothing may be mounted, which only a developer's machine may say.
+    /// `None` where mounting is not permitted, which is acceptable only on a developer's machine.
     fn mount(at: &Path) -> Option<Self> {
         std::fs::create_dir_all(at).unwrap();
         let image = at.with_extension("ext4");
@@ -107,14 +108,14 @@ fn shows_stall(setup: &Setup, expect: &str) {
 
 #[track_caller]
 fn renews(setup: &Setup, times: usize) {
-    // one by one: ten minutes of them are more than any wait's patience
+    // one by one: ten minutes of renewals exceed the patience of a single wait
     for _ in 0..=times {
         let seen = setup.cluster.view().look(|world| world.renewal_count(NODE));
         setup.shows("a renewal", |world| world.renewal_count(NODE) > seen);
     }
 }
 
-/// No end since then.
+/// Checks that no run has ended since then.
 #[track_caller]
 fn same_process_as(setup: &Setup, before: &State) -> State {
     let state = babysitter(setup).state();
@@ -169,8 +170,8 @@ fn agent_killed_on_a_frozen_disk_is_followed_by_another() {
                 && world.condition(NODE, "ConfigOK").is_some_and(|(status, ..)| status == "Unknown")
         });
     }
-    // one that cannot end, one that runs, and one that waits to copy the record of an end to the disk: no
-    // more come
+    // one that cannot end, one that runs, and one that waits to copy the record of an end to the disk; the
+    // number stays at three
     assert_eq!(babysitter(&setup).state().stuck, 1, "{}", setup.agent().log_text());
     assert!(processes(&setup) <= 3, "{} processes", processes(&setup));
     shows_stall(&setup, "True");
@@ -224,8 +225,8 @@ fn stop_during_a_stall_is_no_crash_without_a_record() {
     setup.runs(&next);
 }
 
-/// Where nothing may be mounted, a thread that sleeps for ever: as on a disk, no ping is withheld and no
-/// process ended for it.
+/// Where mounting is not permitted, a thread that sleeps for ever: as on a real disk, the ping continues and
+/// no process is killed for it.
 #[test]
 fn hanging_disk_loop_keeps_the_process_and_its_lease() {
     let setup = Setup::new("hanging", AgentOptions { watchdog: Duration::from_secs(3), ..faulty() });
@@ -238,7 +239,7 @@ fn hanging_disk_loop_keeps_the_process_and_its_lease() {
     shows_stall(&setup, "True");
     renews(&setup, 4);
     let state = same_process_as(&setup, &before);
-    // a kill is a kill, but a stop that cannot be recorded on the disk is not one
+    // a kill is recorded as a kill, but a stop that cannot be recorded on the disk does not look like one
     babysitter(&setup).signal(Signal::SIGTERM);
     setup.ready_in_run(state.runs + 1);
     assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Success));
@@ -252,8 +253,7 @@ fn static_pods_that_hang_hold_up_no_record() {
     let mut cluster = Cluster::start("static-hang").unwrap();
     let options = AgentOptions { crun: Some("/bin/false".into()), ..faulty() };
     let agent = cluster.add(NODE, options).unwrap();
-    // that it is not Ready is known of the node before anything is pushed, so no configuration is blamed for
-    // it
+    // the node is known to be not Ready before the push, so no configuration is blamed for it
     let terms = format!("{HEADER}configTrialDuration: 1s\nevictionPressureTransitionPeriod: 1s\n");
     agent.write_drop_in("10-terms.conf", &terms).unwrap();
     agent.start().unwrap();
@@ -274,7 +274,7 @@ fn static_pods_that_hang_hold_up_no_record() {
     let hung = setup.pin("edge-hung", &payload(1, 2, "staticPodPath: /srv\n"));
     setup.runs(&hung);
     wait_until("the look at its gate", PATIENCE, || gate.with_file_name("at-static-pods").exists());
-    // its trial is recorded, and it is replaced, although it holds a thread that no kill may end
+    // its trial is recorded, and a push replaces it, although it has a thread that no signal ends
     setup.promotes(&hung);
     let next = setup.pin("edge-next", &payload(300, 2, "maxPods: 7\n"));
     setup.runs(&next);

@@ -31,7 +31,7 @@ fn waits_for_renewals(setup: &Setup, more: usize) {
 #[test]
 fn push_past_a_deaf_watch_is_adopted() {
     let (setup, link) = behind_link("deaf", kedge_rig::cluster::HEADER);
-    // the watches never hear of it; the renewals come back on another connection
+    // the watches never see the change; the renewals recover on another connection
     link.forget();
     let uid = setup.pin("edge-next", &payload(1, 2, ""));
     setup.runs(&uid);

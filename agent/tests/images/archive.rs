@@ -17,7 +17,7 @@ pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// As small as it gets: a bomb.
+/// At the best compression: a bomb.
 pub(crate) fn gzip_best(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     encoder.write_all(bytes).unwrap();
@@ -54,7 +54,7 @@ impl Packed {
         }
     }
 
-    /// Bytes whatever they are.
+    /// These bytes, which need not be an archive.
     pub(crate) fn raw(bytes: Vec<u8>) -> Self {
         let diff = BlobDigest::of(&bytes);
         Self { bytes, media_type: "application/vnd.oci.image.layer.v1.tar", diff }

@@ -53,18 +53,18 @@ fn name_of_control_characters_is_shown_escaped_and_short() {
 #[test]
 fn archive_that_has_two_readings_is_refused() {
     let Some(node) = Node::new("hostile-readings", &[]) else { return };
-    // another reader takes these for the content of an entry, and never sees them
+    // another tar reader takes these for the content of an entry, and never sees them
     let hidden = Archive::default().file("etc/hidden", b"x");
     let hidden = &hidden.bytes()[..1024];
     let empty = Meta { size: Some(0), ..Meta::default() };
     let by_size = Archive::default().extended("size", b"1024").entry("etc/seen", empty, hidden);
     refused(&node, Packed::gzip(&by_size), "its header says 0 bytes, its extended header 1024");
-    // and these for entries
+    // and takes these for entries
     let longer = Archive::default().extended("size", b"0").entry("etc/seen", Meta::default(), hidden);
     refused(&node, Packed::gzip(&longer), "its header says 1024 bytes, its extended header 0");
     let directory = Archive::default().entry("etc/d", Meta { kind: b'5', ..Meta::default() }, hidden);
     refused(&node, Packed::gzip(&directory), "it is no file and has 1024 bytes");
-    // "as it is" to the kernel: root's
+    // this user ID means "unchanged" to the kernel, so the file would be root's
     let nobodys = Archive::default().extended("uid", b"4294967295").file("etc/f", b"x");
     refused(&node, Packed::gzip(&nobodys), "uid is 4294967295");
     let same = Archive::default().extended("size", b"4").file("etc/f", b"four");
@@ -127,7 +127,7 @@ fn device_exists_but_opens_nothing_here() {
         .entry("null", device(b'3', (1, 3)), b"")
         .entry("disk", device(b'4', (8, 0)), b"")
         .entry("pipe", device(b'6', (0, 0)), b"")
-        // through the device of this very layer: the mount obeys none
+        // through the device of this very layer: the mount ignores device nodes
         .file("null/x", b"");
     refused(&node, Packed::gzip(&layer), "null/x");
     let layer =
@@ -146,7 +146,7 @@ fn archive_that_is_too_much_is_refused() {
     // 1 GiB of zeros in 1 MiB would be refused after 64 MiB + 100 MiB; here the header alone promises it
     let promised = Meta { size: Some(1 << 32), ..Meta::default() };
     refused(&node, Packed::gzip(&Archive::default().entry("big", promised, b"")), "more room than it may");
-    // notes of an older storage driver: nothing is made of them, and still they cost
+    // whiteouts of an older storage driver create nothing, and still count
     let note = Archive::default().file(".wh..wh.x", &vec![0; 1 << 20]).bytes();
     let member = gzip_best(&note[..note.len() - 1024]);
     let bomb = Packed { bytes: member.repeat(96), ..Packed::gzip(&Archive::default()) };
@@ -194,8 +194,9 @@ fn directories_that_no_entry_lists_cost_room() {
     refused(&node, small, "more room than it may");
 }
 
-/// A million entries, of which the first half is too much already. They make nothing, so that it costs the
-/// limit's time and no disk's.
+/// A million entries, of which the first half already exceeds the limit. They create nothing, so the test
+/// takes only the time to reach the limit, and no disk space. They make nothing, so that it costs the limit's
+/// time and no disk's.
 pub(crate) fn million() -> Packed {
     let some = Archive::default().file(".wh..wh.x", b"").bytes();
     let member = gzip(&some[..512].repeat(100));
@@ -283,7 +284,7 @@ fn process_that_unpacks_is_set_apart() {
     };
     let own = fs::read_to_string("/proc/self/status").unwrap();
     let own = own.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap().trim().to_owned();
-    // the last step of all
+    // giving up capabilities is the last step before it unpacks
     kedge_rig::scratch::wait_until("it gives up capabilities", std::time::Duration::from_secs(60), || {
         status("CapEff:") != own
     });
@@ -327,7 +328,7 @@ fn garbage_is_refused() {
     let mut other = Packed::gzip(&Archive::default().file("a", b"1"));
     other.bytes = gzip(&Archive::default().file("a", b"2").bytes());
     refused(&node, other, "unpacks to");
-    // whoever opens it waits for somebody who writes
+    // opening it blocks until somebody opens the other end for writing
     let pipe = node.scratch.join("archive.tar");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let import = ["import", pipe.to_str().unwrap(), "--name", "r.lan/pipe"];

@@ -157,7 +157,7 @@ fn present_image_stands_in_for_a_registry_that_is_out() {
     let ready = |fetched: bool| format!("ready [\"/bin/tick\"] fetched {fetched}");
     assert_eq!(told(&using, &name, PullPolicy::Always, "{}"), ["pulling".to_owned(), ready(true)]);
 
-    // a registry that answers has the last word, whatever it says
+    // the error of a registry that answers is the one reported
     registry.set_access(Access::Basic("edge:s3cret".into()));
     let denied = told(&using, &name, PullPolicy::Always, "{}");
     assert!(denied.len() == 1 && denied[0].contains("unauthorized"), "{denied:?}");
@@ -196,7 +196,7 @@ fn preloaded_image_needs_no_registry() {
     let always = told(&puller, &name, PullPolicy::Always, "{}");
     assert!(always.len() == 1 && always[0].contains("404"), "asked for anew each time: {always:?}");
 
-    // whoever must not wait looks only at what is unpacked
+    // a caller that must not wait looks only at unpacked images
     let unpacked = puller.of_what_is_unpacked();
     assert_eq!(told(&unpacked, &name, PullPolicy::Never, "{}"), ["ImageNeverPull"]);
     assert_eq!(node.names("layers"), [""; 0]);
@@ -232,7 +232,7 @@ fn pull_that_waits_for_ever_ends_when_it_is_cancelled() {
         let pull = puller.until(cancel.clone());
         let name = format!("{server}/team/app:v1");
         let told = scope.spawn(move || told(&pull, &name, PullPolicy::Always, "{}"));
-        // it asks, and hears nothing
+        // the pull sends a request and gets no answer
         let (mut asked, _) = silent.accept().unwrap();
         asked.read_exact(&mut [0; 4]).unwrap();
         cancel.cancel();
@@ -325,7 +325,7 @@ fn collection_spares_what_pods_need_or_may_need() {
         Image::new(vec![layer]).push(&registry, "team/app", tag);
         assert_eq!(told(&puller, &name(tag), PullPolicy::Always, "{}").len(), 2, "pulling, ready");
     }
-    // a disk that is never empty enough
+    // the disk is never empty enough for the image
     let minimum_age = Duration::from_secs(60);
     let full = Thresholds { minimum_age, maximum_age: None, high_percent: 0, low_percent: 0 };
     let mut ages = Ages::default();

@@ -151,7 +151,7 @@ fn interrupted_download_is_continued() {
 #[test]
 fn download_goes_on_while_each_try_brings_much() {
     let Some((node, registry, _)) = setup("pull-many-cuts") else { return };
-    // more tries than a pull has where each brings little
+    // more interruptions than a pull has tries, when each brings little
     let large = Archive::default().file("large", &noise(7_000_000)).bytes();
     let large = Image::new(vec![Packed::raw(large)]);
     large.push(&registry, "team/large", "v1");
@@ -165,7 +165,7 @@ fn download_goes_on_while_each_try_brings_much() {
     node.ok(&["pull", &format!("{}/team/large:v1", registry.name())]);
 }
 
-/// `kedge images ARGUMENTS` as an operator types it: no flag says which configuration is meant.
+/// `kedge images ARGUMENTS` as an operator types it, without a flag that selects a configuration.
 fn typed(node: &Node, run: &Path, words: &[&str]) -> (bool, String) {
     let output = Command::new(super::setup::PROGRAM)
         .arg("images")
@@ -214,7 +214,7 @@ fn registry_without_tls_is_named_with_the_setting() {
     let name = registry.name();
     let expect = format!("answers in plain HTTP: list {name} under kedge.images.insecureRegistries");
     node.fails(&["pull", &format!("{name}/team/app:v1")], &expect);
-    // and the other way round: whatever is sent to it, it answers by an alert of TLS
+    // and the other way round: a TLS server, which answers plain HTTP with an alert
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let name = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
@@ -286,8 +286,8 @@ fn part_that_is_too_long_or_no_file_is_begun_anew() {
     });
 }
 
-/// A pull that was cut off left a part, which is spoilt; the next pull fetches the image, and nothing of the
-/// part is left.
+/// A pull that was cut off left a partial blob, which is damaged; the next pull fetches the image, and no
+/// partial blob is left.
 fn check_part(name: &str, spoil: impl FnOnce(&Path)) {
     let Some((node, registry, image)) = setup(name) else { return };
     registry.fail(&layer(0), Fault::CutAfter(50_000));
@@ -381,7 +381,7 @@ fn token_that_expires_within_a_pull_is_renewed() {
     assert_eq!(last.authorization.as_deref(), Some("Bearer t-3"));
     assert_eq!(last.range.as_deref(), Some("bytes=1-"), "what was there is not fetched again");
     node.ok(&["rm", &name]);
-    // the password itself was withdrawn: the node says so, and asks no second time with it
+    // the registry no longer accepts the password: the pull reports that, and does not send it again
     registry.set_access(Access::Bearer { user: "edge:another".into(), token: "t-4".into() });
     node.fails(&["pull", &name], "the credentials for");
     let seen = registry.take_seen();
@@ -401,7 +401,7 @@ fn server_behind_a_redirect_gets_no_password() {
         "credentialsFile": node.scratch.join("creds.json"),
     }));
     registry.set_access(Access::Basic("edge:s3cret".into()));
-    // it asks for the password in the registry's place, and names itself as the token server
+    // the server poses as the registry, asks for the password, and names itself as the token server
     for access in [
         Access::Bearer { user: "edge:s3cret".into(), token: "t".into() },
         Access::Basic("edge:s3cret".into()),
@@ -446,7 +446,7 @@ fn killed_pull_is_taken_up_by_the_next() {
             registry.take_seen().iter().any(|seen| seen.path.contains(&layer(at)))
         });
         if at == 1 {
-            // another pull that ends takes no blob away that this one uses
+            // another pull that ends removes no blob that this one uses
             node.ok(&["pull", &base]);
             assert!(node.names("blobs").contains(&image().layers[0].digest().hex()));
             node.ok(&["rm", &base]);
@@ -481,7 +481,7 @@ fn shared_layer_goes_with_the_last_image() {
     let removed = node.ok(&["rm", &name]);
     assert_eq!(removed["images"], json!([name]));
     assert_eq!(node.names("layers").len(), 2);
-    // the record of a newer agent: any layer could be its
+    // the record of a newer agent: any layer could belong to it
     let record = node.names("records").remove(0);
     let path = node.root().join("images/records").join(&record);
     let good = fs::read(&path).unwrap();
@@ -489,7 +489,7 @@ fn shared_layer_goes_with_the_last_image() {
     fs::write(&path, newer).unwrap();
     node.fails(&["prune"], "nothing was removed");
     assert_eq!(node.names("layers").len(), 2);
-    // it goes by its ID, and then what only it could have kept
+    // removal by its ID, and then of the layers that only it needed
     let id = format!("sha256:{}", record.trim_end_matches(".json"));
     assert_eq!(node.ok(&["rm", &id])["images"], json!([id]));
     node.has_nothing();
@@ -516,7 +516,7 @@ fn damaged_record_keeps_no_other_image() {
     node.ok(&["pull", &name]);
     let record = format!("{}.json", id.trim_start_matches("sha256:"));
     fs::write(node.root().join("images/records").join(&record), "{").unwrap();
-    // a name that nothing of ours ever had
+    // a file name that the agent never creates
     fs::write(node.root().join("images/records").join(OsStr::from_bytes(b"\xff.json")), "{").unwrap();
     let listed = node.ok(&["ls"]);
     assert_eq!(listed["unreadable"].as_array().unwrap().len(), 1, "{listed}");
@@ -546,7 +546,7 @@ fn image_beyond_the_most_is_refused() {
     other.push(&registry, "team/other", "v1");
     let other = format!("{}/team/other:v1", registry.name());
     node.fails(&["pull", &other], "there are 2000 images: prune first");
-    // one that is known gets its new name, and removal still works
+    // a known layer gets its new name, and removal still works
     registry.put("team/app/manifests/v2", MANIFEST, &image().manifest);
     let again = node.ok(&["pull", &name.replace(":v1", ":v2")])[0].clone();
     assert_eq!(again["id"], pulled["id"]);
@@ -615,7 +615,7 @@ fn beside_a_container(node: &Node, layers: &[PathBuf], words: &[&str]) -> (bool,
 #[test]
 fn older_image_goes_while_its_base_is_mounted() {
     let Some((node, registry, name)) = setup("pull-older") else { return };
-    // the release before, on the same base
+    // an image of the release before, on the same base
     let top = Archive::default().file("etc/release", b"1");
     Image::new(vec![image().layers[0].clone(), Packed::gzip(&top)]).push(&registry, "team/app", "v0");
     let older = name.replace(":v1", ":v0");
@@ -656,7 +656,7 @@ fn image_without_overlayfs_is_one_directory() {
     for name in ["lower", "upper", "work", "mount"] {
         fs::create_dir(node.scratch.join(name)).unwrap();
     }
-    // an overlay takes no other as its upper layer
+    // overlayfs refuses any other directory as its upper layer
     let inside = Node::at(&mount.join("root")).unwrap();
     let command = inside.command(&["import", &layout.display().to_string(), "--name", "localhost/app:v1"]);
     let output = std::process::Command::new("unshare")
@@ -679,8 +679,8 @@ fn image_without_overlayfs_is_one_directory() {
     assert_eq!(fs::read(whole.join("etc/kept")).unwrap(), b"2");
     assert!(!whole.join("etc/old").exists() && !whole.join("data/a").exists());
 
-    // the node gets overlayfs, and the base by another image: the directory of everything is not taken for
-    // the top layer
+    // the node's kernel gains overlayfs, and another image brings the base: the directory with the merged
+    // content is not taken for the top layer
     let after = Node::at(&node.scratch.join("upper/root")).unwrap();
     let base_layout = node.scratch.join("base");
     Image::new(image().layers[..1].to_vec()).write_layout(&base_layout);

@@ -1,6 +1,6 @@
 //! Debian's `docker-registry`, as sites run it: over TLS with an authority of its own, with a password or
-//! with tokens, and with what happens to sites: damaged disks, a registry that is stopped in the midst of a
-//! blob, a store of blobs elsewhere, a node's disk that fills.
+//! with tokens, and with the accidents of sites: damaged disks, a registry that is stopped in the middle of a
+//! blob, a blob store elsewhere, a node's disk that fills.
 //!
 //! A link between node and registry stops the bytes where a test wants it. Without the program this is
 //! printed and nothing is done; under CI=true it fails.
@@ -448,7 +448,7 @@ fn disk_that_fills_within_a_blob_takes_the_image_once_there_is_room() {
     for folder in ["blobs", "layers", "records"] {
         assert_eq!(files(folder), [""; 0], "{folder}: what it took is given back");
     }
-    // still none
+    // still without the password
     let why = finished(pull()).unwrap_err();
     assert!(why.contains("the disk is full") || why.contains("bytes are needed, the disk has"), "{why}");
 

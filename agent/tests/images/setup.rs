@@ -116,7 +116,7 @@ impl Node {
         names.map(|name| self.root().join("images/layers").join(name)).collect()
     }
 
-    /// Everything below an image's root as a container would see it, as `find` prints it.
+    /// Everything below an image's root as a container would see it, in `find`'s format.
     pub(crate) fn listing(&self, image: &Value, format: &str) -> String {
         let layers = self.layers(image);
         let mount = self.scratch.join("mount");
@@ -189,7 +189,7 @@ impl SmallDisk {
         names.filter(|name| !name.starts_with('.')).collect()
     }
 
-    /// Somebody else takes all that is left.
+    /// Fills the rest of the disk with a file that is not the agent's.
     pub(crate) fn fill(&self) -> PathBuf {
         let path = self.outside("filler");
         let mut file = fs::File::create(&path).unwrap();

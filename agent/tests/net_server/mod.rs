@@ -143,7 +143,7 @@ impl Chunks<'_> {
         let _ = self.is_sent(text);
     }
 
-    /// Sends a chunk; whether the client was still there.
+    /// Sends a chunk; returns whether the client was still there.
     pub fn is_sent(&mut self, text: &str) -> bool {
         write!(self.0, "{:x}\r\n{text}\r\n", text.len()).and_then(|()| self.0.flush()).is_ok()
     }
@@ -219,7 +219,7 @@ impl Write for Counting {
     }
 }
 
-/// Whom the server lets in, and how it speaks.
+/// The clients that the server accepts, and its protocol.
 pub struct ServerOptions<'a> {
     pub listen: &'a str,
     pub identity: &'a Identity,
@@ -298,7 +298,7 @@ fn accept(listen: &str, serve: impl Fn(TcpStream) + Send + Sync + 'static) -> So
 fn serve(mut stream: Stream, counts: &Counts, script: &Script) {
     while stream.conn.is_handshaking() {
         if stream.conn.complete_io(&mut stream.sock).is_err() {
-            // say why, as servers do
+            // send a TLS alert, as servers do
             let _ = stream.conn.write_tls(&mut stream.sock);
             return;
         }

@@ -12,8 +12,9 @@ const MACHINE: &str = "KEDGE_TEST_MACHINE";
 const LIVES: usize = 20;
 const SCRIPT: &str = "echo begin; mkfifo /go; exec 3<>/go; i=0; while read x <&3; do i=$((i+1)); echo $i; [ $i -lt 20 ] || exit 7; done";
 
-/// Not a test of its own: the process that is killed. It brings its container to run, whatever it finds, and
-/// prints a line after each step.
+/// Not a test of its own: the process that is killed. It starts its container in whatever state that is, and
+/// prints a line after each step. It brings its container to run, whatever it finds, and prints a line after
+/// each step.
 #[test]
 fn agent_process() {
     let Some(scratch) = std::env::var_os(MACHINE) else { return };
@@ -53,7 +54,7 @@ fn container_survives_twenty_killed_agents() {
                 .stdout(Stdio::piped())
                 .spawn()
                 .unwrap();
-            // each life is cut after another step; the last one sees the end
+            // each life is cut after another step; the last one sees the container's end
             let steps = if life == LIVES { usize::MAX } else { life % 6 };
             let mut lines = BufReader::new(agent.stdout.take().unwrap()).lines().map_while(Result::ok);
             let mut has_exited = false;
@@ -119,8 +120,8 @@ fn container_ends_while_no_agent_lives() {
     });
 }
 
-/// KiB that a process has written to, but for those of files: a debug build has nearly a mebibyte of
-/// relocations, the static one none.
+/// KiB of memory that a process has written to, except of files: a debug build has nearly a mebibyte of
+/// relocations, the static one has no relocations.
 fn written_kib(pid: i64) -> u64 {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let (mut sum, mut is_of_file) = (0, false);

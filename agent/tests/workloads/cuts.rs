@@ -2,7 +2,7 @@
 //! started, ended and started again, done, deleted, replaced by another of the same name; its ConfigMap
 //! edited.
 //!
-//! The node's root directory and its containers' logs lie on a disk whose every write is logged. It is
+//! The node's root directory and its containers' logs are on a disk whose every write is logged. It is
 //! rebuilt as a cut at each flush could have left it, and the agent is started on each as another boot, first
 //! without an API server. Always holds: a pod that had run runs again, once; a pod that was done or gone does
 //! not; a pod whose binding was under way runs, or is not known; a ConfigMap is seen as it was before an edit
@@ -34,13 +34,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-/// Room for an image, and for the twentieth that images leave free.
+/// Room for an image, and for the twentieth that pulls leave free.
 const DISK: FileSystem = FileSystem { mib: 32, ..STATE_PARTITION };
 /// Where containers' logs are on the disk.
 const LOGS: &str = "pod-logs";
 /// The content of the Secret that must never be on the disk.
 const NEVER_ON_DISK: &str = "a-word-for-memory-only";
-/// Of so many disks one meets the API server, too.
+/// Every so many disks, one also meets the API server.
 const WITH_SERVER: usize = 8;
 
 /// A pod of the run: the first word of what it writes.
@@ -55,7 +55,7 @@ const FIRST: Mark = "first";
 const SECOND: Mark = "second";
 /// It is done at once, and must not be run again then.
 const JOB: Mark = "job";
-/// Its Secret may not lie on the disk.
+/// Its Secret must not be on the disk.
 const PRIVATE: Mark = "private";
 
 /// When each change of a pod was requested and seen, by the length of the log.
@@ -194,7 +194,7 @@ impl Live<'_> {
         self.setup.cluster.kubectl().json(&["get", "pod", name]).unwrap_or_default()
     }
 
-    /// Binds it, and waits until the API shows this.
+    /// Binds the pod, and waits until the API shows this.
     fn bind(&mut self, name: &str, mark: Mark, pod: Value, is_so: impl Fn(&Value) -> bool) {
         let asked = Some(self.clock.now());
         self.apply(&[pod]);
@@ -470,9 +470,9 @@ impl Booted {
         })
     }
 
-    /// Empty: it is.
+    /// Empty if it is settled.
     fn why_not_settled(&self, story: &Story, at: u64, pods: &BTreeMap<Mark, Value>) -> Option<String> {
-        // the job may be done, and looks like one that waits
+        // a job that is done looks like one that waits
         for mark in [ANCHOR, EDITED, FIRST, SECOND, PRIVATE] {
             let expect = story.expects(mark, at);
             let Some(pod) = pods.get(mark) else {
@@ -485,7 +485,7 @@ impl Booted {
             let is_ending = pod["isEnding"] == true;
             let is_as_it_should = match expect {
                 Expect::Runs => has_begun && !is_ending,
-                // its record is there, and not yet all that it refers to
+                // the pod's record is there, but not yet all that it refers to
                 Expect::MayRun => has_begun || is_ending || !self.has_copies(),
                 Expect::RunsNot => mark == PRIVATE || is_ending,
             };

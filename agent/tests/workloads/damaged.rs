@@ -1,12 +1,12 @@
-//! Damaged state of pods and images: each file and directory of it spoilt as a failing disk, an operator or
-//! another version would, with the real agent and crun.
+//! Damaged state of pods and images: each file and directory of it damaged as by a failing disk, an operator
+//! or another version, with the real agent and crun.
 //!
 //! Always holds, whatever was damaged: the agent starts and logs what it cannot use; an unusable pod record
 //! is kept aside; running containers continue, or end once and are started anew where their state cannot be
 //! known; nothing runs twice; objects that the API server has come back from there; a list that could not be
 //! read ends no pod; in the end everything is as before, without a manual repair.
 //!
-//! `KEDGE_CRASH_FULL=1` spoils each file in every way.
+//! `KEDGE_CRASH_FULL=1` damages each file in every way.
 
 use crate::cuts::{is_ready, stays};
 use crate::damage::{Damage, apply};
@@ -22,7 +22,7 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The pod of the API server, which refers to a ConfigMap, and one of a file.
+/// The pod of the API server, which refers to a ConfigMap, and a static one from a file.
 const WEB: &str = "web";
 const STILL: &str = "still";
 
@@ -60,7 +60,7 @@ impl Spoilt {
     }
 }
 
-/// Of a file that nobody can read then.
+/// Damage after which a file cannot be used; every run tries all of these.
 const EACH: [Spoilt; 7] = [
     Spoilt::By(Damage::CutToHalf),
     Spoilt::By(Damage::Zeroed),
@@ -80,7 +80,7 @@ const REST: [Spoilt; 7] = [
     Spoilt::By(Damage::Socket),
 ];
 
-/// All of them, or with others in the same way of being read some.
+/// All kinds, or without `KEDGE_CRASH_FULL` one that cannot be parsed and one that blocks its reader.
 fn some() -> Vec<Spoilt> {
     if is_full() { all() } else { vec![Spoilt::By(Damage::Noise), Spoilt::By(Damage::Fifo)] }
 }
@@ -93,7 +93,7 @@ struct Node {
     setup: Setup,
     manifest: PathBuf,
     shared: PathBuf,
-    /// Of the log that was looked at.
+    /// Bytes of the log that were read.
     read: usize,
 }
 
@@ -224,7 +224,7 @@ impl Node {
         self.setup.cluster.hub_mut().start_again().unwrap();
     }
 
-    /// How often Events with that reason, and this in their message, were recorded of a pod.
+    /// How often Events with this reason, and this text in their message, were recorded for a pod.
     fn events(&self, pod: &str, reason: &str, said: &str) -> u64 {
         let events = self.setup.cluster.kubectl().json(&["get", "events"]).unwrap_or_default();
         let events = events["items"].as_array().into_iter().flatten();
@@ -236,7 +236,7 @@ impl Node {
         such.map(|event| event["count"].as_u64().unwrap_or(1)).sum()
     }
 
-    /// The same of containers that this node ended because it could not say how they are.
+    /// The same for containers that this node killed because it could not tell their state.
     fn killings(&self, pod: &str, said: &str) -> u64 {
         self.events(pod, "Killing", said)
     }
@@ -261,7 +261,7 @@ fn unreadable_record_of_a_pod_ends_nothing() {
         for spoilt in all() {
             let said = format!("{record} cannot be used");
             node.check_goes_on(&record, spoilt, &said);
-            // one that is too large would fill the disk
+            // a file that is too large would fill the disk
             let aside = match spoilt {
                 Spoilt::By(Damage::Grown) => format!("{record} is not kept aside: {record} has "),
                 _ => format!("{record} is kept aside as {record}.corrupt-"),
@@ -296,8 +296,8 @@ fn unreadable_record_of_a_pod_ends_nothing() {
     });
 }
 
-/// Nothing but its record says how it ended, and twice is better than never: it runs again, once for each
-/// time.
+/// Only its record says how it ended, and twice is better than never: it runs again, once for each loss of
+/// the record.
 #[test]
 fn unreadable_record_of_a_finished_static_pod_runs_it_once_more() {
     isolated_network("damaged::unreadable_record_of_a_finished_static_pod_runs_it_once_more", || {
@@ -378,7 +378,8 @@ fn unreadable_state_of_images_ends_nothing() {
     });
 }
 
-/// Without an API server what the disk has lost is lost until there is one again; with it all is as before.
+/// Without an API server, records that the disk has lost stay lost until there is one again; then everything
+/// is as before.
 #[test]
 fn node_boots_with_what_a_damaged_disk_has_left() {
     isolated_network("damaged::node_boots_with_what_a_damaged_disk_has_left", || {
@@ -468,7 +469,7 @@ fn unreadable_records_of_containers_end_them_once() {
                 assert_eq!(pids(STILL), still, "{what}");
             }
         }
-        // how it ended cannot be read
+        // the record of how it ended is unreadable
         for spoilt in [Spoilt::Newer, Spoilt::By(Damage::Noise)] {
             let bundle = run.join(format!("c/main-{attempt}"));
             let [pid] = pids(WEB)[..] else { panic!("{:?}", pids(WEB)) };
@@ -517,7 +518,7 @@ fn speaks(bundle: &Path, version: u32) {
     }
 }
 
-/// An agent before an update, or after one that was taken back, meets shims that it does not understand.
+/// An agent before an update, or after a downgrade, meets shims that it does not understand.
 #[test]
 fn container_of_another_protocol_begins_anew_and_says_so() {
     isolated_network("damaged::container_of_another_protocol_begins_anew_and_says_so", || {
@@ -615,7 +616,7 @@ fn container_logs_are_written_again_whatever_befell_them() {
             let what = format!("{file}, {damage:?}");
             let before = (pids(WEB), pids(STILL), pids(TALKS));
             let number = last(&node);
-            // one of two is spoilt while the agent runs
+            // one of two log files is damaged while the agent runs
             let is_between = at.is_multiple_of(2);
             if is_between {
                 node.stop();

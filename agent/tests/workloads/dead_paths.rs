@@ -13,7 +13,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Of a hub: a node that was silent for longer is lost.
+/// The hub's grace period: a node that was silent for longer is lost.
 pub(crate) const MOST_SILENCE: Duration = Duration::from_secs(40);
 
 pub(crate) fn pod(name: &str, path: Option<&Path>, script: &str) -> Value {
@@ -103,7 +103,7 @@ fn dead_host_path_holds_up_its_own_pod_only() {
         setup.shows("another pod Running", || setup.is_running("other"));
         setup.cluster.kubectl().run(&["delete", "pod", "other", "--timeout=30s"]).unwrap();
 
-        // its own waits, and says for what; its tries leave one process
+        // the pod waits, and reports for what; its tries leave one stuck process
         let words = format!("hostPath {} does not answer", far.display());
         setup.shows("an Event that says why", || setup.has_event(&["pod/stuck", "FailedMount", &words]));
         setup.shows("a reason that says why", || {
@@ -124,7 +124,7 @@ fn dead_host_path_holds_up_its_own_pod_only() {
         });
         let now = setup.cluster.agent(NODE).babysitter().state();
         assert_eq!(now.pid, before.pid, "the program has taken its own place");
-        // the next agent tries the same, knows of that process, and leaves one of another pod
+        // the next agent tries the same, knows of that process, and leaves one for another pod
         setup.apply(&pod("late", Some(&far), "exec sleep 86321"));
         setup.shows("an Event of another pod", || setup.has_event(&["pod/late", "FailedMount", &words]));
         assert_eq!(stuck("look"), 2);
@@ -164,13 +164,13 @@ fn dead_path_in_a_container_holds_up_one_probe() {
             pod["status"]["containerStatuses"][0]["ready"] == true
         });
         disk.die();
-        // its last program is still there, so no other one begins
+        // its last program is still stuck, so no other one starts
         setup.shows("a probe that does not begin", || {
             setup.has_event(&["pod/probed", "Unhealthy", "was not run: process", "does not end"])
         });
         assert_eq!(stuck(&line), 1);
 
-        // a container that begins again says why it does not, and holds up nobody
+        // a container that should restart reports why it does not, and delays no other
         let words = format!("hostPath {} does not answer", far.display());
         setup.shows("why it is not created", || setup.has_event(&["pod/again", "Failed", &words]));
         setup.apply(&pod("other", None, "exec sleep 86322"));
@@ -180,8 +180,8 @@ fn dead_path_in_a_container_holds_up_one_probe() {
     });
 }
 
-/// As an administrator may mount it there: whoever looks at it hangs, and with it the process at its next
-/// end.
+/// An administrator may mount one inside a pod's directory: a program that looks at it hangs, and the agent
+/// would hang with it at its next exit.
 #[test]
 fn dead_mount_in_a_tree_is_not_looked_at() {
     isolated("dead_paths::dead_mount_in_a_tree_is_not_looked_at", || {

@@ -1,5 +1,6 @@
-//! Ways out of a container, tried from inside with the real crun and kernel: with what a pod has that says
-//! nothing, with the restricted profile, and, to see that the tries are tries, as a privileged container.
+//! Ways out of a container, tried from inside with the real crun and kernel: with the rights of a pod that
+//! sets none, with the restricted profile, and, to see that the attempts work at all, as a privileged
+//! container.
 //!
 //! The program is Debian's perl, which makes any system call by its number. No try changes anything of the
 //! machine if it succeeds.
@@ -92,7 +93,7 @@ fn with(security: Security, user: &'static str, outside: u32) -> Wanted {
         .replace("CALLS", CALLS)
         .replace("OUTSIDE", &outside.to_string())
         .replace("/MARKER", std::env::current_exe().unwrap().to_str().unwrap());
-    // no quotes of the shell do not occur in the script
+    // the script has no quote, which would end the shell's
     assert!(!script.contains('\''));
     Wanted { security, user, host_network: false, ..wanted("main", &format!("perl -e '{script}'")) }
 }
@@ -101,7 +102,7 @@ fn tries(security: Security, user: &'static str) -> BTreeMap<String, String> {
     let machine = Machine::new();
     add_program(&machine.scratch.join("image"), "/usr/bin/perl");
     let mut runtime = machine.open();
-    // its number is beyond those that the container has
+    // its process ID is higher than any in the container
     let mut outside = Command::new("sleep").arg("600").spawn().unwrap();
     assert!(outside.id() > 10);
     let wanted = with(security, user, outside.id());
@@ -119,7 +120,7 @@ fn named(capabilities: &[&str]) -> Vec<String> {
     capabilities.iter().map(|name| format!("CAP_{name}")).collect()
 }
 
-/// That nothing was done but this.
+/// Checks that nothing was possible except these attempts.
 #[track_caller]
 fn assert_refused(found: &BTreeMap<String, String>, but: &[&str]) {
     assert!(found.len() > 30, "{found:#?}");
@@ -180,7 +181,7 @@ fn restricted_container_is_refused_everything() {
         };
         let found = tries(security, "web");
         assert_refused(&found, &[]);
-        // without the capability, and on a root that nobody writes
+        // without the capability, and on a read-only root
         assert_ne!(found.get("device:disk").map(String::as_str), Some("done"));
     });
 }
@@ -202,7 +203,7 @@ fn privileged_container_succeeds_where_others_fail() {
         ] {
             assert_eq!(found.get(what).map(String::as_str), Some("done"), "{what}: {found:#?}");
         }
-        // a namespace of its own all the same
+        // even this container has a PID namespace of its own
         assert_eq!(found.get("ptrace:machine").map(String::as_str), Some("3"), "{found:#?}");
     });
 }

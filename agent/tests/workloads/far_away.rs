@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often what depends on a busy machine is repeated; the best counts.
+/// How often a measurement on a busy machine is repeated; the best counts.
 const TRIES: usize = 5;
 
 /// The pod `web` in the network of its node, which runs this.
@@ -107,7 +107,7 @@ fn exec_on_a_long_line_takes_six_round_trips_at_most() {
     });
 }
 
-/// A key and its echo pass by nothing that waits.
+/// A keystroke and its echo meet no timer on their way.
 #[test]
 fn key_on_a_long_line_has_its_echo_after_a_round_trip() {
     isolated("far_away::key_on_a_long_line_has_its_echo_after_a_round_trip", || {
@@ -117,7 +117,7 @@ fn key_on_a_long_line_has_its_echo_after_a_round_trip() {
         let quoted = |word: &std::ffi::OsStr| format!("'{}'", word.to_str().unwrap());
         let words: Vec<String> =
             [words.get_program()].into_iter().chain(words.get_args()).map(quoted).collect();
-        // a terminal for it
+        // gives the program a terminal
         let mut script = Command::new("script");
         script.args(["-qfec", &words.join(" "), "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut script = Running(script.spawn().unwrap());
@@ -162,8 +162,8 @@ fn echoes(mut stream: TcpStream) {
     assert!(heard == sent, "{} of {} bytes", heard.len(), sent.len());
 }
 
-/// The node finds out by its next renewal, which nobody acknowledges, and makes that one and everything else
-/// anew: nothing waits for a further renewal, as it would for what only the answer to one names.
+/// The node notices by its next renewal, which nobody acknowledges, and then reconnects that stream and every
+/// other one: no stream waits for a further renewal to tell it.
 #[test]
 fn connections_that_a_router_forgot_cost_one_renewal() {
     isolated_network("far_away::connections_that_a_router_forgot_cost_one_renewal", || {

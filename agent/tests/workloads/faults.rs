@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Of a step of crun, which takes some ms: on a machine that starves it the other steps must still be done in
-/// time.
+/// Limit for a step of crun, which takes some ms: on a machine that starves it the other steps must still
+/// finish in time.
 const SHORT: Duration = Duration::from_secs(2);
 const SLEEPER: &str = "while :; do sleep 1000; done";
 
@@ -178,7 +178,7 @@ fn container_has_not_ended_while_a_process_is_left() {
         let machine = Machine::new();
         let mut runtime = machine.open();
         let mut container = wanted("web", "mkfifo /go; sleep 1000 & echo ready; read x </go; exit 5");
-        // else the end of the first process waits for all others
+        // otherwise the end of the first process waits for all others
         container.shares_processes = true;
         let ContainerState::Running { pid, .. } = runtime.run(&container) else { panic!() };
         wait_until("its line", LIMIT, || !machine.logged(&container.id).is_empty());
@@ -207,7 +207,7 @@ fn start_while_the_lock_is_copied_is_answered() {
         let mut runtime = machine.open();
         let container = wanted("web", "exit 3");
         runtime.create(&container).unwrap();
-        // as a child has it that another thread just forked
+        // a child that another thread just forked has it open, too
         let copy = std::fs::File::create(runtime.bundle(&container.id).join("lock")).unwrap();
         copy.lock().unwrap();
         runtime.workloads.start_container(&container.id).unwrap();
@@ -220,7 +220,7 @@ fn start_while_the_lock_is_copied_is_answered() {
     });
 }
 
-/// The shim is killed while crun is held at a step; the next agent ends what there is of the container.
+/// The shim is killed while crun is held at a step; the next agent removes whatever exists of the container.
 fn check_shim_killed_at(script: &str, mark: &str) {
     let machine = Machine::new();
     let mark = machine.scratch.join(mark);
@@ -273,7 +273,7 @@ fn after_a_reboot_nothing_of_before_is_left() {
         let mut runtime = machine.open();
         let container = wanted("web", "echo x >/file; while :; do sleep 1000; done");
         assert!(matches!(runtime.run(&container), ContainerState::Running { .. }));
-        // a reboot keeps the disk; here the processes of before are even alive
+        // a reboot keeps the disk; here even the processes from before are alive
         kill(runtime.record(&container.id, "shim.json")["shim"]["pid"].as_i64().unwrap());
         let run = machine.settings.run.clone();
         let unmount = std::process::Command::new("umount").arg(runtime.root(&container.id)).status().unwrap();

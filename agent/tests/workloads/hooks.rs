@@ -59,7 +59,7 @@ impl Hooked {
         pod["status"]["containerStatuses"][0].clone()
     }
 
-    /// Of the pod, by reason.
+    /// Checks that the pod has an event with this reason.
     fn has_event(&self, reason: &str) {
         let events = || self.setup.cluster.kubectl().run(&["get", "events"]).unwrap_or_default();
         self.setup.shows(&format!("the Event {reason}"), || events().contains(reason));
@@ -86,7 +86,7 @@ fn check(is_kill: bool) {
     let hooked = Hooked::new();
     hooked.has_begun("post", 1);
     hooked.another_run(is_kill, 0);
-    // the end of the first is seen by nobody
+    // nobody sees the end of the first
     hooked.has_begun("post", 2);
     hooked.has_event("PostStartHookRepeated");
     assert_eq!((hooked.status()["started"].clone(), hooked.lines("post").len()), (json!(false), 2));
@@ -94,7 +94,7 @@ fn check(is_kill: bool) {
     hooked.setup.shows("the container started", || hooked.status()["ready"] == true);
     assert_eq!(hooked.status()["restartCount"], 0);
 
-    // one that has ended is not run again
+    // a hook that has ended is not run again
     let token = || {
         let pids = fs::read_dir("/proc").unwrap().flatten();
         let mut tokens = pids.filter_map(|pid| fs::read_to_string(pid.path().join("root/token/token")).ok());

@@ -96,7 +96,7 @@ pub(crate) fn state(setup: &Setup, name: &str) -> Option<Value> {
     states.find(is_over).cloned()
 }
 
-/// Waits for it, and says what became of the pod if it does not come.
+/// Waits for it, and shows the pod's state if it does not happen.
 #[track_caller]
 pub(crate) fn shows(setup: &Setup, awaited: &str, pod: &str, is_so: impl Fn() -> bool) {
     shows_within(LIMIT, setup, awaited, pod, is_so);
@@ -200,11 +200,11 @@ fn links_of_an_image_lead_nowhere_outside() {
 
 /// The machine's log: no container has it by itself.
 const DEVICES: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nkedge: {devices: {log: [/dev/kmsg]}}\n";
-/// Anything but this, with an error that no kernel gives.
+/// Allows everything but this call, with an error number that no kernel returns.
 const NO_MKDIR: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95}]}"#;
 
-/// A device opens where the node's configuration has it and the pod asks for it by name; a node of it alone,
-/// made inside or brought by `hostPath`, opens for nobody who was not given it.
+/// A device opens where the node's configuration has it and the pod requests it by name; a device node alone,
+/// made inside or brought by `hostPath`, opens for no container that was not given the device.
 fn devices_are_those_that_are_given(setup: &Setup) {
     let script = |at: &str| {
         json!(["/bin/sh", "-c", format!("dd if={at} of=/dev/null bs=8192 count=1 && echo opened")])
@@ -246,7 +246,7 @@ fn devices_are_those_that_are_given(setup: &Setup) {
         assert_eq!(log.contains("opened"), opens, "{name}: {state} {log}");
         let refused = log.contains("Operation not permitted") || log.contains("No such file");
         assert!(opens || refused, "{name}: {state} {log}");
-        // one pod at a time has it
+        // one pod at a time has the device
         let is_gone = || setup.cluster.kubectl().run(&["get", "pod", &format!("device-{name}")]).is_err();
         shows(setup, "its end", &format!("device-{name}"), is_gone);
     }
@@ -290,7 +290,7 @@ fn paths_of_volumes_lead_nowhere_outside() {
         let shell = |script: &str| json!(["/bin/sh", "-c", script]);
         let look = format!("ls -a /v; cat /v/secret /v{OUTSIDE}/secret /v/{UP}{OUTSIDE}/secret; true");
 
-        // a part of a volume that a variable names
+        // a `subPath` that a variable names
         let volumes = json!({"volumes": [{"name": "data", "emptyDir": {}}]});
         let beyond = ["/", "..", "../..", "a/../..", "/etc", &format!("{UP}{OUTSIDE}")[..]];
         for (at, value) in beyond.iter().enumerate() {
@@ -300,7 +300,7 @@ fn paths_of_volumes_lead_nowhere_outside() {
             assert!(state["waiting"].is_object(), "{value:?} is refused: {state} {log}");
             outside.assert_untouched();
         }
-        // a part that an earlier container made a link
+        // a `subPath` that an earlier container replaced by a link
         for (at, target) in [OUTSIDE, &format!("{UP}{OUTSIDE}")[..], "/proc/1/root/etc"].iter().enumerate() {
             let make = json!({"name": "make", "image": "hostile:1", "command": shell(&format!("busybox ln -s {target} /v/part")),
                 "volumeMounts": [{"name": "data", "mountPath": "/v"}]});
@@ -372,14 +372,14 @@ fn crun_is_not_changed_by_what_it_runs() {
     isolated_network("hostile_pods::crun_is_not_changed_by_what_it_runs", || {
         let mut before = Vec::new();
         let setup = node(|setup| {
-            // if it is changed, then not the machine's
+            // a copy: if crun is changed, then not the machine's
             let copy = setup.cluster.scratch().join("crun");
             fs::copy("/usr/bin/crun", &copy).unwrap();
             let bound = Command::new("mount").arg("--bind").arg(&copy).arg("/usr/bin/crun").status().unwrap();
             assert!(bound.success());
             before = fs::read("/usr/bin/crun").unwrap();
         });
-        // crun is run inside by each probe, and by a program that is a link to itself
+        // each probe runs crun inside, and so does a program that is a link to itself
         let script = r#"$| = 1; while (1) { opendir(my $all, "/proc"); for (grep { /^\d+$/ } readdir $all) {
             my $exe = "/proc/$_/exe"; my $name = readlink($exe) // "nothing: $!"; print "saw $name\n" unless $known{$name}++;
             next if $name =~ /perl|busybox|nothing/; print "tries $name\n";
@@ -413,7 +413,7 @@ fn link_in_place_of_a_log_is_not_read() {
         let outside = Outside::new();
         let setup = node(|_| ());
         let kubectl = setup.cluster.kubectl();
-        // the known way from writing the machine's logs to reading all its files
+        // the known attack: write access to the machine's logs gave read access to all its files
         let script = format!(
             "echo begun; cd /logs/default_links_*/main; until [ -s 0.log ]; do sleep 0.1; done; rm 0.log; \
              busybox ln -s {OUTSIDE}/secret 0.log; busybox ln -s {OUTSIDE}/secret 0.log.1; busybox ln -s {OUTSIDE} /logs/out; \
@@ -511,8 +511,8 @@ fn large_pods_of_one_namespace_hide_no_news_of_others() {
             read.unwrap_or_default()["items"][0]["status"]["phase"].as_str().unwrap_or_default().to_owned()
         };
         setup.shows("the pod Running", || phase("web") == "Running");
-        // 20 MB that no admission takes, before all others in the order of a list; each report about one
-        // costs the node 325 of its 50 requests a second
+        // 20 MB of pods that the node must reject, first in the order of the list; each report about one
+        // costs the node one of its 50 requests a second
         kubectl.run(&["create", "namespace", "a-hog"]).unwrap();
         for name in (0..16).map(|index| format!("hog-{index}")) {
             let large = json!({"env": [{"name": "LARGE", "value": "x".repeat(1_300_000)}]});
@@ -522,7 +522,7 @@ fn large_pods_of_one_namespace_hide_no_news_of_others() {
         let log = || setup.cluster.agent(NODE).log_text();
         setup.shows("that some are left out", || log().contains("PodsLeftOut: pods of namespace a-hog"));
         for name in ["web", "next"] {
-            // another pod comes, and this one goes: by the watch, then by the list of another agent
+            // another pod is bound and this one deleted: seen by the watch, then by the list of another agent
             kubectl.run(&["delete", "pod", name, "--timeout=50s"]).unwrap();
             let mut next = web.clone();
             next["metadata"]["name"] = json!(if name == "web" { "next" } else { "last" });
@@ -604,10 +604,10 @@ const RENAMEAT2: &str = "316";
 #[cfg(not(target_arch = "x86_64"))]
 const RENAMEAT2: &str = "276";
 const STARTS: usize = 24;
-/// Two dozen containers begin, on a busy machine; each that is refused is tried again after a pause.
+/// Two dozen containers start on a busy machine; each refused one is tried again after a pause.
 const ALL_TRIES: Duration = Duration::from_secs(300);
 
-/// Containers with a `subPath`, beside one that swaps what is there all the time.
+/// Containers with a `subPath`, beside one that keeps swapping that path.
 #[test]
 fn link_swapped_by_a_container_leads_no_other_outside() {
     isolated_network("hostile_pods::link_swapped_by_a_container_leads_no_other_outside", || {
@@ -713,7 +713,7 @@ fn keys_of_others_are_out_of_reach_without_a_profile() {
     isolated_network("hostile_pods::keys_of_others_are_out_of_reach_without_a_profile", || {
         let scratch = kedge_rig::Scratch::new("keys").unwrap();
         let (program, told) = (scratch.join("agent"), scratch.join("told"));
-        // an agent that has keys, as from whoever started it
+        // an agent that has keys, as if inherited from the process that started it
         let [add, _, keyctl] = KEY_CALLS;
         let script = format!(
             "#!/usr/bin/perl\nif ($ARGV[0] eq \"agent\") {{\n my ($user, $name, $text) = (\"user\", \"agents\", \"{SECRET}\");\n \
@@ -763,7 +763,7 @@ fn keys_of_others_are_out_of_reach_without_a_profile() {
         let tries = |name: &str| container(keys(name, &names), &others);
         let (state, found) = outcome(&setup, &pod("thief", &tries("thiefs"), &json!({})));
         assert_eq!(state["terminated"]["exitCode"], 0, "{state} {found}");
-        // and programs that are run in containers: they have neither the agent's nor, as by crun, their
+        // programs that are run in containers have neither the agent's keys nor, as crun does it, their
         // container's
         let run = |pod: &str| {
             let command = tries("programs")["command"].take();

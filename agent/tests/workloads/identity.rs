@@ -87,7 +87,7 @@ fn pod_asks_the_api_as_its_service_account() {
     });
 }
 
-/// A port of the loopback that leads to a server, as of ssh: each connection by threads that end with it.
+/// A port of the loopback that leads to a server, as with ssh: each connection has threads that end with it.
 struct Tunnel {
     address: String,
 }
@@ -113,7 +113,7 @@ impl Tunnel {
     }
 }
 
-/// A token's end, by its own text; `None`: it is not whole.
+/// A token's expiry, from its own text; `None` if it is incomplete.
 fn end_of(token: &str) -> Option<u64> {
     use base64::Engine as _;
     let parts: Vec<&str> = token.split('.').collect();
@@ -129,11 +129,11 @@ fn end_of(token: &str) -> Option<u64> {
 #[test]
 fn token_is_whole_while_agents_are_killed_as_they_renew_it() {
     isolated_network("identity::token_is_whole_while_agents_are_killed_as_they_renew_it", || {
-        // with more of them than that the node would hold its pods
+        // more tokens than the node would hold for its pods
         const KILLS: usize = 10;
         let setup = Setup::with_runtime();
         let kubectl = setup.cluster.kubectl();
-        // each agent that starts asks for the token anew, and puts it in place of the one that is there
+        // each agent that starts requests the token anew, and replaces the present one
         kubectl.feed(&["apply", "-f", "-"], &manifest(true).replace("tools:1", "web:1")).unwrap();
         setup.shows("the pod", || setup.runs_with(0));
         let [pid] = pids()[..] else { panic!("one process: {:?}", pids()) };
@@ -148,8 +148,8 @@ fn token_is_whole_while_agents_are_killed_as_they_renew_it() {
             let reader = scope.spawn(|| {
                 let mut seen = BTreeSet::new();
                 while !ends.load(Ordering::Relaxed) {
-                    // one who is on the way through `..data` when it is replaced may find the old set gone,
-                    // as with upstream's layout, and has only to look again
+                    // a reader whose path goes through `..data` while that is replaced may find the old set
+                    // gone, as with upstream's layout, and has only to look again
                     let read = || fs::read_to_string(format!("{place}/token"));
                     let token = (0..20).find_map(|_| read().ok());
                     let token = token.unwrap_or_else(|| panic!("a pod without a token: {:?}", read()));

@@ -26,7 +26,7 @@ fn image_volume_is_read_only_and_runs_nothing() {
         let image = Volume { name: "image".into(), source, group: Some(2000) };
         let pod = PodSandbox { host_network: true, volumes: vec![image], ..sandbox(POD, None) };
         let prepare = PodAction::PreparePod(Box::new(pod));
-        // the second time as after an agent that was killed over it
+        // the second time as after an agent that was killed in the middle of it
         for _ in 0..2 {
             let events = agent.0.perform(&prepare).unwrap();
             agent.awaits(events, |event| matches!(event, PodEvent::PodPrepared { .. }).then_some(()));

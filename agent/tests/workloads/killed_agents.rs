@@ -35,7 +35,7 @@ fn counter(name: &str, shared: &Path) -> Value {
     pod(name, "Always", "i=0; while :; do echo $i; i=$((i+1)); sleep 0.05; done", shared)
 }
 
-/// Notes its begin and its end where all do.
+/// Records its begin and its end in the file that all jobs share.
 fn job(name: &str, shared: &Path) -> Value {
     let script = "echo $0 begin >>/shared/ran; seq 1 500; sleep 0.3; echo done; echo $0 end >>/shared/ran";
     pod(name, "Never", script, shared)
@@ -151,7 +151,7 @@ fn containers_stay_while_agents_are_killed() {
             load.apply(&[job(&name, &load.shared)]);
             load.jobs.insert(name);
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            // the moment is what differs from kill to kill; nothing is awaited
+            // only the moment differs from kill to kill; nothing is awaited
             thread::sleep(Duration::from_millis(((random >> 33) % LONGEST_LIFE_MS) as u64));
             load.kill_the_agent();
             assert_eq!(running().as_ref(), Some(&begun), "after {} kills", round + 1);

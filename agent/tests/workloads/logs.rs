@@ -1,4 +1,4 @@
-//! Logs of a real container through kubectl, over what interrupts them: rotation, agents that are killed, a
+//! Logs of a real container through kubectl, over their interruptions: rotation, agents that are killed, a
 //! reboot.
 
 use crate::pods::{NODE, Setup};
@@ -21,7 +21,7 @@ impl Drop for Running {
     }
 }
 
-/// Ends all that runs on the node, and what is volatile there.
+/// Ends all processes on the node, and removes its volatile files.
 fn reboot(setup: &mut Setup) {
     setup.turn_off();
     fs::remove_dir_all(setup.cluster.agent(NODE).run_dir()).unwrap();
@@ -43,7 +43,7 @@ fn log_goes_on_over_rotation_kills_and_a_reboot() {
         setup.cluster.kubectl().feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
         setup.shows("a pod that runs", || setup.runs_with(0));
 
-        // from the last line on, none is missing and none comes twice
+        // from the last line on, no line is missing and no line is repeated
         let kubectl = setup.cluster.kubectl();
         let mut command = Command::new(kubectl.program());
         command.arg("--kubeconfig").arg(kubectl.kubeconfig()).args(["logs", "-f", "web", "--tail=1"]);

@@ -29,14 +29,14 @@ struct World {
     node_uid: String,
     pods: BTreeMap<String, Value>,
     version: u64,
-    /// In place of a list of pods: of the next one, or of each.
+    /// Sent in place of a list of pods: of the next one, or of each.
     list: Option<List>,
     repeats: bool,
-    /// In place of the next watch of pods, once.
+    /// Sent in place of the next watch of pods, once.
     watch: Option<Watch>,
-    /// No watch of pods begins: the version is too old.
+    /// Every watch of pods is refused: its version is too old.
     forgets: bool,
-    /// Watches end where this changes, and the version they began with is too old then.
+    /// Watches end when this changes, and the version they began with is then too old.
     generation: u64,
     /// Lists and watches of pods that the node requested since the latest change, not counting those that
     /// were answered with a lie.
@@ -65,7 +65,7 @@ impl World {
         json!({"metadata": {"name": NODE, "uid": self.node_uid, "resourceVersion": "60"}, "spec": {}})
     }
 
-    /// The pod of this status, which the node reported.
+    /// Stores the status that the node reported for this pod.
     fn patch_status(&mut self, name: &str, patch: &Value) {
         if let (Some(pod), Some(fields)) = (self.pods.get_mut(name), patch["status"].as_object()) {
             let status = pod["status"].as_object_mut().unwrap();
@@ -99,7 +99,7 @@ impl Shared {
         let from = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion=")?.parse().ok());
         match (heard.method.as_str(), path) {
             ("GET", "/version") => Reply::ok(r#"{"gitVersion":"v1.36.0"}"#),
-            // between the list and its watch there was a change, of which this one could not tell
+            // a change happened between the list and this watch, so the watch could not show it
             ("GET", NODES | PODS) if from.is_some_and(|from: u64| from < world.version) => {
                 Reply::Chunks(Box::new(|body| body.send(&expired())))
             }
@@ -250,7 +250,7 @@ impl Node {
         [pids(FIRST), pids(SECOND)]
     }
 
-    /// Tells a lie once, looks when the node asks for more, and is honest again. A lie that ends containers
+    /// Tells a lie once, waits until the node requests more, and is honest again. A lie that ends containers
     /// is repeated until they have ended.
     fn check(&self, what: &str, list: Option<List>, watch: Option<Watch>, then: Then) {
         let before = self.running();
@@ -479,7 +479,7 @@ fn lists_that_lie_end_no_container() {
         for (what, list) in of_lists {
             node.check(what, list, None, Then::GoesOn);
         }
-        // and what it really says is so
+        // the node believes the server's true statements
         let both = &[FIRST, SECOND];
         node.check("an empty list", lists(|world| world.list("Pod", [])), None, Then::Ends(both));
         let null = |world: &World| {
@@ -556,7 +556,7 @@ fn watches_that_lie_end_no_container() {
         let deletion = watches(|world| event("DELETED", &first(world, |_| ())));
         node.check("its deletion", None, deletion, Then::Ends(&[FIRST]));
 
-        // a server that has forgotten each version: it is not asked without end
+        // a server that has forgotten each version does not get requests without end
         let before = node.running();
         node.shared.change(|world| world.forgets = true);
         node.awaits("a list after each watch", |world| world.lists >= 3);

@@ -171,7 +171,7 @@ fn hundreds_of_probes_take_no_threads_and_no_turns() {
         println!("measured: threads of the agent: {} before, {} with 300 probes", begun.len(), most.len());
         assert!(most.len() <= begun.len() + OTHER_THREADS, "{begun:?} before, then {most:?}");
 
-        // and what one of them finds is acted on beside those that hang
+        // and their results are acted on although others hang
         *answers.refused.lock().unwrap() = format!("/{}/c0/ready", name(PODS - 1));
         setup.shows("a container that is not ready", || {
             shown(&setup).get(&name(PODS - 1)) == Some(&(CONTAINERS - 1, 0))

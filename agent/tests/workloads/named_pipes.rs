@@ -36,7 +36,7 @@ fn named_pipes_in_place_of_files_hold_up_nothing() {
         for path in [&manifest, &credentials, network] {
             make_pipe(path);
         }
-        // beside the pipe, after it by name
+        // beside the pipe, later by name
         fs::write(manifest.with_file_name("web.yaml"), MANIFEST).unwrap();
         let config = format!(
             "{}staticPodPath: {}\nfileCheckFrequency: 1s\nkedge:\n  images:\n    credentialsFile: {}\n",

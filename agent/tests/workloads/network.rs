@@ -23,7 +23,7 @@ use std::time::Duration;
 pub(crate) const SHIPPED: &str = include_str!("../../cni/99-kedge.conflist");
 /// Where the process that is killed finds its machine.
 const MACHINE: &str = "KEDGE_TEST_NETWORK";
-/// Waits where a test says so, and hands on what it was given.
+/// Waits where a test holds it, and passes its input on.
 const STEP: &str = r#"#!/bin/sh
 here=${0%/*} me=${0##*/} input=$(cat)
 [ "$CNI_COMMAND" = ADD ] || exit 0
@@ -100,7 +100,7 @@ impl Agent {
         Self(Performer::new(workloads, image, node, Arc::new(move || waker.wake())))
     }
 
-    /// The first event of this sort.
+    /// Waits for the first event of this kind.
     #[track_caller]
     pub(crate) fn awaits<T>(
         &mut self,
@@ -158,7 +158,7 @@ impl Agent {
         self.awaits(events, |event| matches!(event, PodEvent::PodRemoved { .. }).then_some(()));
     }
 
-    /// The addresses of the pods that it finds; None: of one that is not prepared.
+    /// The addresses of the pods that it finds; `None` for a pod that is not prepared.
     fn found(&mut self) -> Vec<Option<Vec<String>>> {
         let PodEvent::Inventory(inventory) = self.0.inventory() else { panic!("no inventory") };
         inventory.pods.into_iter().map(|pod| pod.network.map(|network| network.addresses)).collect()
@@ -203,7 +203,7 @@ pub(crate) fn container(uid: &str, script: &str) -> ContainerOrder {
         working_dir: String::new(),
         mounts: Vec::new(),
         resources: Resources::default(),
-        // for a port below 1024
+        // a port below 1024 needs root
         security: Security { capabilities: vec!["CAP_NET_BIND_SERVICE".into()], ..Default::default() },
         qos: QosClass::BestEffort,
         stop_signal: "SIGTERM".into(),
@@ -218,7 +218,7 @@ fn output(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// No interface, address, rule or namespace of a pod.
+/// Checks that no interface, address, rule or namespace of a pod is left.
 #[track_caller]
 fn assert_no_network_is_left(machine: &Machine) {
     let links = output("ip", &["-o", "link"]);
@@ -269,7 +269,7 @@ fn pods_reach_each_other_and_a_host_port_leads_in() {
     });
 }
 
-/// A program that answers each datagram with its own words, and one that asks until it has an answer.
+/// A program that answers each datagram with its own words, and one that sends until it has an answer.
 const ANSWERS: &str = "perl -MIO::Socket::INET -e '$s = IO::Socket::INET->new(Proto => \"udp\", LocalPort => 81) or die $!; \
     while ($s->recv($_, 99)) { $s->send(\"$_ answered\") }'";
 const ASKS: &str = "perl -MIO::Socket::INET -e '$| = 1; $s = IO::Socket::INET->new(Proto => \"udp\", PeerAddr => \"SERVER:81\") or die $!; \
@@ -351,7 +351,7 @@ fn agent_killed_between_two_plugins_leaks_nothing() {
             fs::remove_file(&wait).unwrap();
             let mut next = Agent::of(&machine);
             assert_eq!(next.found(), [None], "{step}: it was not prepared to the end");
-            // a pod that is wanted gets its network, another one goes
+            // a wanted pod gets its network, another pod ends
             if step != "step1" {
                 assert_eq!(next.prepare("uid-a", Some(8080)).len(), 1);
             }

@@ -3,8 +3,8 @@
 //!
 //! Always holds: pods that the earlier hub bound keep running, over agents, shown as orphaned, until the
 //! present hub binds a pod of the same name or controller, an operator releases them on the node, or the
-//! Node's annotation does; the next pod starts after the old one has ended. Under one UID a list without a
-//! pod ends it, and one that could not be read ends none.
+//! Node's annotation does; the next pod starts after the old one has ended. Under the same UID, a list
+//! without a pod ends it, and a list that could not be read ends none.
 
 use crate::killed_agents::pids;
 use crate::pods::{NODE, Setup};
@@ -25,7 +25,7 @@ const RELEASED: &str = "released";
 const ANNOTATED: &str = "annotated";
 const ALL: [&str; 4] = [NAMED, CONTROLLED, RELEASED, ANNOTATED];
 
-/// Notes its begin and its end.
+/// Records its begin and its end.
 fn spec(mark: &str, shared: &Path) -> Value {
     let script =
         "echo $0 begins >>/shared/ran; trap 'echo $0 ends >>/shared/ran; exit 0' TERM; sleep 86323 & wait";
@@ -79,7 +79,7 @@ impl Node {
         self.kubectl(&["get", "node", NODE, "-o", "jsonpath={.metadata.uid}"])
     }
 
-    /// All its objects are lost; its authority, and so everybody's credentials, are not.
+    /// All its objects are lost, but not its authority, so all credentials stay valid.
     fn wipe_hub(&mut self) {
         self.setup.cluster.hub_mut().stop().unwrap();
         let data = self.setup.cluster.hub().log().with_file_name("data");
@@ -119,7 +119,7 @@ impl Node {
         own.map(str::to_owned).collect()
     }
 
-    /// The one before ended, and only then the other began.
+    /// Checks that the old pod had ended before the new one began.
     #[track_caller]
     fn is_replaced(&self, mark: &str, before: &[i64]) {
         self.setup
@@ -167,8 +167,8 @@ fn orphans_go_on_until_each_is_replaced_or_released() {
         assert_eq!([NAMED, CONTROLLED].map(pids), replaced, "what is not orphaned goes on");
         node.setup.shows("the records of those that are bound", || node.records() == 2);
 
-        // while no agent runs they are deleted: one that cannot read the list ends none, one that reads it
-        // ends both
+        // deleted while no agent runs: an agent that cannot read the list ends none, one that reads it ends
+        // both
         node.setup.cluster.agent_mut(NODE).stop().unwrap();
         node.kubectl(&["delete", "daemonset", CONTROLLED, "--cascade=orphan"]);
         node.kubectl(&["delete", "pod", "--all", "--force", "--grace-period=0"]);

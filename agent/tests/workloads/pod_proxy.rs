@@ -20,7 +20,8 @@ done
 printf 'HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nSet-Cookie: a\r\n\r\n%s|' "${line%?}"
 [ -z "$length" ] || head -c "${length%?}"
 "#;
-/// Never ends. One that does not wait for the request is refused.
+/// Never ends. A flood before the request would be refused, so it reads that first. One that does not wait
+/// for the request is refused.
 const FLOOD: &str = r#"#!/bin/sh
 while read -r field && [ "${#field}" -gt 1 ]; do :; done
 printf 'HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n'
@@ -60,7 +61,7 @@ fn kubectl_proxy(setup: &Setup, version: &str) -> (Running, u16) {
     (running, port)
 }
 
-/// All that is answered to a request.
+/// The whole answer to a request.
 fn answered(port: u16, request: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -73,7 +74,7 @@ fn answered(port: u16, request: &str) -> String {
 #[test]
 fn kubectl_reaches_programs_in_pods() {
     isolated_network("pod_proxy::kubectl_reaches_programs_in_pods", || {
-        // the machine's own address is what pods in its network have
+        // pods in the machine's network have the machine's own address
         let link = "ip link add uplink type veth peer name far && ip addr add 198.51.100.7/24 dev uplink && \
             ip link set uplink up && ip link set far up && ip route add default via 198.51.100.1";
         assert!(Command::new("sh").args(["-c", link]).status().unwrap().success());
@@ -107,7 +108,7 @@ fn kubectl_reaches_programs_in_pods() {
         setup.shows("the servers", || raw("web:8081/proxy/").is_ok() && raw("host:8181/proxy/").is_ok());
 
         assert_eq!(raw("web/proxy/index.html").unwrap(), "index\n");
-        // by way of a redirection
+        // through a redirect
         assert_eq!(raw("http:web:8080/proxy").unwrap(), "index\n");
         let said = raw("web:8081/proxy/a%20b/?d=e").unwrap();
         assert!(said.starts_with("GET /a%20b/?d=e") && said.ends_with(" HTTP/1.1|"), "{said}");
@@ -120,7 +121,7 @@ fn kubectl_reaches_programs_in_pods() {
             let error = raw(below).unwrap_err().to_string();
             assert!(error.contains(expect), "{below}: {error}");
         };
-        // the loopback of the pod, and of the machine, is its own; nor is anything on the other
+        // the loopback of the pod and that of the machine are separate: neither shows the other's programs
         for below in ["web:8082/proxy/", "web:8180/proxy/", "host:8182/proxy/", "host:8080/proxy/"] {
             fails(below, "error trying to reach service: dial tcp ");
             fails(below, "connection refused");

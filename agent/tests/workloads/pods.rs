@@ -40,14 +40,14 @@ impl Setup {
         Self::before_an_agent(env!("CARGO_BIN_EXE_kedge").as_ref(), |_| ())
     }
 
-    /// The same for an agent that this program starts; `make` sees to the disk that is to be the node's root
+    /// The same for an agent that this program starts; `make` prepares the disk for the node's root
     /// directory.
     pub(crate) fn before_an_agent(program: &Path, make: impl FnOnce(&Path)) -> Self {
         Self::around(Cluster::start("pods").unwrap(), program, make)
     }
 
-    /// A hub where lines lead to, and a node with the image `web:1` that `start` starts in a network of its
-    /// own.
+    /// A hub that lossy lines lead to, and a node with the image `web:1` that `start` starts in a network of
+    /// its own.
     pub(crate) fn far_away(start: impl FnOnce(&mut Agent)) -> Self {
         let cluster = Cluster::start_at("pods", lossy_line::HUB.into()).unwrap();
         let mut setup = Self::around(cluster, env!("CARGO_BIN_EXE_kedge").as_ref(), |_| ());
@@ -68,7 +68,7 @@ impl Setup {
         setup
     }
 
-    /// A node with the image `web:1` in a cluster that has none.
+    /// A node with the image `web:1` in a cluster without nodes.
     pub(crate) fn around(mut cluster: Cluster, program: &Path, make: impl FnOnce(&Path)) -> Self {
         let logs = cluster.scratch().join("logs");
         fs::create_dir_all(&logs).unwrap();
@@ -158,8 +158,8 @@ impl Setup {
         });
     }
 
-    /// Ends all that runs on the node at once, and what is mounted there, as the end of the power does.
-    /// Volatile files stay: the caller prepares the next boot's.
+    /// Ends all processes of the node at once, and its mounts, like a power cut. Volatile files stay: the
+    /// caller prepares the next boot's.
     pub(crate) fn turn_off(&mut self) {
         let agent = self.cluster.agent_mut(NODE);
         agent.cut();
@@ -204,7 +204,7 @@ pub(crate) fn layout_with(at: &Path, programs: &[&str]) -> std::path::PathBuf {
     layout_of(at, &json!({}), |image| programs.iter().for_each(|program| add_program(image, program)))
 }
 
-/// With what `add` adds to the image's files, and this in its config.
+/// With the files that `add` adds to the image, and this in its config.
 pub(crate) fn layout_of(at: &Path, config: &Value, add: impl FnOnce(&Path)) -> std::path::PathBuf {
     let blobs = at.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
@@ -272,8 +272,8 @@ fn kubectl_runs_a_pod_and_attaches_to_it() {
             let taints = kubectl.run(&["get", "node", "edge-3", "-o", "jsonpath={.spec.taints}"]);
             taints.is_ok_and(|taints| taints.contains("node.kubernetes.io/not-ready"))
         });
-        // no node takes it, each for reasons of its own, in upstream's words; the taint of a node without a
-        // pod network it tolerates
+        // no node takes it, each for reasons of its own, in upstream's words; it tolerates the taint of a
+        // node without a pod network
         let huge = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "huge"}, "spec": {
             "tolerations": [{"key": "node.kubernetes.io/network-unavailable", "operator": "Exists"}],
             "containers": [{"name": "main", "image": "web:1",
@@ -290,8 +290,8 @@ fn kubectl_runs_a_pod_and_attaches_to_it() {
         let condition = kubectl.json(&["get", "pod", "huge"]).unwrap()["status"]["conditions"][0].take();
         assert_eq!((&condition["reason"], &condition["message"]), (&json!("Unschedulable"), &json!(why)));
 
-        // once its node has a network for pods, one that asks for nothing runs there: all that a user says is
-        // the image
+        // once its node has a network for pods, a pod that requests nothing runs there: users need to name
+        // only an image
         put_network();
         setup.shows("a node without the taint", || {
             let taints = kubectl.run(&["get", "node", NODE, "-o", "jsonpath={.spec.taints}"]);
@@ -333,7 +333,7 @@ fn kubectl_runs_a_pod_and_attaches_to_it() {
     });
 }
 
-/// Gives pods of this machine networks, as the package does.
+/// Installs the network configuration of the package for the pods of this machine.
 pub(crate) fn put_network() {
     fs::create_dir_all("/etc/cni/net.d").unwrap();
     let list = SHIPPED.replace("/run/kedge/addresses", "/etc/cni/addresses");
@@ -397,7 +397,7 @@ fn pod_lives_from_kubectl_apply_to_delete() {
         let logs = fs::read_dir("/var/log/pods").unwrap().count();
         assert_eq!(logs, 0, "no logs of a pod that is gone");
 
-        // one with a network of its own waits, and says for what
+        // a pod with a network of its own waits, and reports for what
         let own_network = manifest().replace("\"hostNetwork\":true,", "");
         kubectl.feed(&["apply", "-f", "-"], &own_network).unwrap();
         setup.shows("an Event that says why", || {
@@ -405,7 +405,7 @@ fn pod_lives_from_kubectl_apply_to_delete() {
         });
         assert_eq!((pids(), &setup.pod()["status"]["phase"]), (vec![], &json!("Pending")));
 
-        // until there is one: the taint goes, the pod runs with an address, and takes it along over an
+        // until there is a network: the taint is removed, the pod runs with an address, and keeps it over an
         // agent's restart
         put_network();
         setup.shows("the pod on its own network", || setup.runs_with(0));

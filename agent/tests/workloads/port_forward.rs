@@ -99,7 +99,8 @@ fn echoes(forwarding: &Forwarding, stream: TcpStream, seed: u64) {
     );
 }
 
-/// Says back what each client says, in the machine's network: a pod's, if it has none of its own. The port.
+/// Echoes each client, in the machine's network: a pod's, if it has none of its own. Returns the port. The
+/// port.
 fn echo_server() -> u16 {
     // busybox's server resets some of so many connections
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

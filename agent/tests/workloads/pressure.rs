@@ -17,7 +17,7 @@ const DISK: &str = "256M";
 const CRITICAL_MIB: u32 = 80;
 const GREEDY_MIB: u32 = 90;
 const MODEST_MIB: u32 = 2;
-/// Looks each second; pressure that is gone is gone soon.
+/// Measures each second, and clears pressure soon after it is gone.
 const DROP_IN: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnodeStatusUpdateFrequency: 1s\n\
     evictionHard: {nodefs.available: 64Mi}\nevictionPressureTransitionPeriod: 5s\n";
 /// Pods with a limit are measured each minute.
@@ -87,7 +87,7 @@ fn has_loop_devices() -> bool {
     works("losetup", "--find") && works("mkfs.ext4", "-V")
 }
 
-/// The pods that have less run as they began.
+/// Checks that the pods that use less are still in their first run.
 fn assert_others_go_on(setup: &Setup, is_done: impl Fn(&str) -> bool) {
     for name in ["modest", "critical"] {
         setup.shows(&format!("{name} whole"), || is_done(name));
@@ -115,7 +115,7 @@ fn full_disk_ends_the_greedy_pod_alone() {
         fs::create_dir("/etc/go").unwrap();
         let (root, kubectl) = (setup.cluster.agent(NODE).root_dir(), setup.cluster.kubectl());
         let apply = |pod: &Value| kubectl.feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
-        // the critical one takes as much and is the youngest
+        // the critical pod uses as much and is the youngest
         apply(&pod("modest", MODEST_MIB, MODEST_MIB, &json!({})));
         apply(&pod("greedy", GREEDY_MIB / 2, GREEDY_MIB / 2, &json!({})));
         apply(&pod("critical", CRITICAL_MIB, 1, &json!({"priorityClassName": "system-node-critical"})));
@@ -148,7 +148,7 @@ fn full_disk_ends_the_greedy_pod_alone() {
         setup.shows("no pressure", || condition(&setup) == "False");
         assert_others_go_on(&setup, |name| log(name, "written"));
         let events = kubectl.run(&["get", "events", "-A"]).unwrap();
-        // that it has none again is an Event only of an agent that saw the change: the one that was killed
+        // only an agent that saw the change posts an Event that the pressure ended: the one that was killed
         // may have been the only one
         for reason in ["EvictionThresholdMet", "NodeHasDiskPressure"] {
             assert!(events.contains(reason), "{reason}: {events}");
@@ -157,7 +157,7 @@ fn full_disk_ends_the_greedy_pod_alone() {
         assert!(!images.contains("unused:1"), "what no pod needs goes first: {images}");
         assert!(images.contains("web:1"), "{images}");
 
-        // pods that take more than they may end without any pressure
+        // pods that exceed their limits end without any pressure
         let limited = |name: &str, volume: Value, resources: Value| {
             let mut limited = pod(name, 1, 8, &json!({}));
             limited["spec"]["volumes"][0]["emptyDir"] = volume;
@@ -182,7 +182,7 @@ fn full_disk_ends_the_greedy_pod_alone() {
     });
 }
 
-/// Looks each second; a pod that ends for the threshold has its grace.
+/// Measures each second; a pod that is evicted for the soft threshold has its grace period.
 const SOFT: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnodeStatusUpdateFrequency: 1s\n\
     evictionHard: {nodefs.available: 0%, imagefs.available: 0%}\nevictionSoft: {nodefs.available: 64Mi}\n\
     evictionSoftGracePeriod: {nodefs.available: 1s}\nevictionMaxPodGracePeriod: 20\nevictionPressureTransitionPeriod: 5s\n";
@@ -252,7 +252,7 @@ fn check_eviction_that_is_cut_short(greedy_mib: u32) {
     next();
     assert!(evicted(&setup).is_empty());
 
-    // nobody hears the end
+    // the hub does not learn of the end
     let hub = setup.cluster.hub().pid().unwrap();
     signal(hub, "STOP");
     comes(&setup, "its end", || !runs());
@@ -303,7 +303,7 @@ fn eviction_on_a_full_disk_that_is_cut_short_ends_that_pod_alone() {
 /// number of other processes on the machine varies by less.
 const FORKED: u64 = 1200;
 const ROOM: u64 = 600;
-/// How long processes must not be short before the condition goes.
+/// How long PIDs must suffice before the condition clears.
 const HOLD: Duration = Duration::from_secs(15);
 
 /// The machine's limit of processes, and the number of them that exist.
@@ -330,13 +330,13 @@ fn short_of_processes_ends_the_pod_that_has_most() {
             eprintln!("skipped: the machine has {present} of {most} processes");
             return;
         }
-        // no threshold counts beyond half of what the machine allows, so it seems to allow less
+        // no threshold counts beyond half of the machine's limit, so the test fakes a lower limit
         let most = 2 * (present + ROOM) - 2;
         fs::write("/etc/pid_max", most.to_string()).unwrap();
         let bound =
             Command::new("mount").args(["--bind", "/etc/pid_max", "/proc/sys/kernel/pid_max"]).status();
         assert!(bound.unwrap().success());
-        // an odd number has one way to be written
+        // an odd number has a single form, without a suffix
         let threshold = (most - present - ROOM - 1) | 1;
         let mut setup = Setup::before_the_agent();
         let drop_in = format!(
@@ -393,7 +393,7 @@ fn short_of_processes_ends_the_pod_that_has_most() {
         setup.shows("no pressure", || condition_of(&setup, "PIDPressure")["status"] == "False");
         let over = condition_of(&setup, "PIDPressure");
         setup.shows("no taint", || !has_taint(&setup, "node.kubernetes.io/pid-pressure"));
-        // the last look that saw too many was at most a second before its processes had ended
+        // the last measurement with too many was at most a second before the processes had ended
         let held = seconds(&over["lastTransitionTime"])
             - seconds(&greedy["containerStatuses"][0]["state"]["terminated"]["finishedAt"]);
         assert!(

@@ -44,7 +44,7 @@ fn program_runs_as_the_container_does() {
         let is_left = |process: &String| process.contains("7700");
         wait_until("the end of its processes", LIMIT, || !processes("sleep").iter().any(is_left));
 
-        // and so does what is stopped
+        // and so is a program that is stopped
         let (stop, goes_on) = std::io::pipe().unwrap();
         let command = ["/bin/sh", "-c", "sleep 77004 & sleep 77005"].map(String::from);
         let stop = Some(stop.as_fd());
@@ -68,7 +68,7 @@ fn program_runs_as_the_container_does() {
     });
 }
 
-/// A program that is dead and whose parent is not of the container keeps its PID namespace, and so the
+/// A dead program whose parent is outside the container keeps the container's PID namespace, and so the
 /// container, from ending.
 #[test]
 fn container_ends_after_programs_were_killed_in_it() {
@@ -217,7 +217,7 @@ fn probe_runs_beside_pods_whose_probes_hang() {
                 );
             }
         }
-        // a container ends although programs were stopped in it
+        // a container ends although programs in it were stopped
         let all = [&names[..], &["web"]].concat();
         kubectl.run(&[&["delete", "pod", "--timeout=120s"], &all[..]].concat()).unwrap();
         assert_eq!((pids(), programs()), (vec![], 0));
@@ -254,7 +254,7 @@ fn hooks_run_after_the_start_and_before_the_stop() {
         assert_eq!(heard(), "started\nmain\nstopping\nsignal\n");
         assert_eq!(pids(), [0; 0]);
 
-        // one whose hook fails is ended, and says so without the hook's output
+        // a container whose hook fails is ended, and the event omits the hook's output
         let mut failing = pod.clone();
         failing["spec"]["containers"] = json!([{"name": "main", "image": "web:1", "command": ["sleep", "86321"],
             "lifecycle": {"postStart": {"exec": {"command": ["/bin/sh", "-c", "echo secret; exit 1"]}}}}]);

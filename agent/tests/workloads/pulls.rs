@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// In the network namespace of a test there is nobody else.
+/// The network namespace of a test has no other program on this port.
 const PORT: u16 = 5000;
 
 fn read(layout: &Path, descriptor: &Value) -> Vec<u8> {
@@ -92,7 +92,7 @@ fn refused_layer_is_told_and_its_mended_image_runs() {
         };
         setup.shows("the refusal", || waits()["reason"] == "ErrImagePull");
         setup.shows("the pause before another try", || waits()["reason"] == "ImagePullBackOff");
-        // as people look for it
+        // the commands by which people look for it
         let described = || kubectl.run(&["describe", "pod", "web"]).unwrap_or_default();
         setup.shows("its Events", || {
             let text = described();
@@ -106,7 +106,7 @@ fn refused_layer_is_told_and_its_mended_image_runs() {
                 .is_ok_and(|phase| phase == "Running")
         });
         assert!(!Path::new("/planted").exists(), "nothing was written outside");
-        // the tries are 10 and 20 s apart, so some 30 s have two or three, whoever looks
+        // the tries are 10 and 20 s apart, so 30 s contain two or three, whenever counting begins
         let tries = described().lines().filter(|line| line.contains("Failed to pull image")).count();
         assert!(tries <= 3, "{}", described());
 

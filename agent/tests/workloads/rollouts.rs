@@ -1,7 +1,7 @@
 //! Updates of a DaemonSet on three nodes, with a real hub, real agents, crun, and images from a registry:
-//! good ones, one that is not there, ones that crash; stops, undos, roll backs, canaries, surges, a pod that
-//! is called failed, a hub that is killed, a node that is away before and after it got the update, a machine
-//! whose node gets another name.
+//! good ones, a missing one, crashing ones; stops, undos, roll backs, canaries, surges, a pod whose status
+//! somebody sets to Failed, a hub that is killed, a node that is away before and after it got the update, a
+//! machine whose node gets another name.
 //!
 //! Always holds, in every step: no more containers run than there are nodes (but for a surge), and during an
 //! update whose budget is one node, two nodes serve. `KEDGE_ROLLOUT_FULL=1` kills the hub a hundred times,
@@ -24,7 +24,7 @@ const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
 const SET: &str = "clock";
 /// An update of three nodes takes 10 to 20 s; under the load of other tests more.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// How often the hub is killed; in one update so often at most, after so long at most each.
+/// How often the hub is killed; in one update at most this often, each time after at most this long.
 const KILLS: usize = 3;
 const KILLS_OF_ONE: usize = 8;
 const KILLED_WITHIN_MILLIS: usize = 4000;
@@ -185,7 +185,8 @@ fn processes() -> usize {
     command_lines.filter(|line| line.starts_with(b"/bin/sleep\x0086")).count()
 }
 
-/// No more containers run than nodes are there and `more`, and on at most `out` nodes none.
+/// Checks that no more containers run than there are nodes and `more`, and that at most `out` nodes have
+/// none.
 #[track_caller]
 fn count(when: &str, out: usize, more: usize) {
     let running = processes();
@@ -312,8 +313,8 @@ fn surge_leaves_no_node_without_a_container(site: &Site) {
     allow(0, 1);
 }
 
-/// Its containers run, whatever somebody writes: as upstream's conformance test does, which then waits until
-/// its name is gone.
+/// Its containers run although its status is set to Failed, as upstream's conformance test does, which then
+/// waits until the pod is gone.
 fn pod_that_is_called_failed_is_replaced(site: &Site) {
     let names = || -> Vec<String> {
         let text = site.kubectl(&["get", "pods", "-l", "app=clock", "-o", "name"]);
@@ -326,7 +327,7 @@ fn pod_that_is_called_failed_is_replaced(site: &Site) {
     assert_eq!(processes(), NODES.len());
 }
 
-/// At moments that differ from run to run, again and again in one update.
+/// Kills it at moments that differ from run to run, several times in one update.
 fn hub_that_is_killed_goes_on(site: &mut Site) {
     let kills = if is_full() { 100 } else { KILLS };
     let begin = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();

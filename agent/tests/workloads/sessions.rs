@@ -42,7 +42,7 @@ fn start(machine: &Machine, line: &str) -> Child {
     command(machine, line).spawn().unwrap()
 }
 
-/// Runs it to its end: code, output, errors.
+/// Runs the command to its end; returns code, output, errors.
 fn exec(machine: &Machine, line: &str, input: &str) -> (i32, String, String) {
     let mut child = start(machine, line);
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
@@ -51,7 +51,7 @@ fn exec(machine: &Machine, line: &str, input: &str) -> (i32, String, String) {
     (status.code().unwrap(), text(stdout), text(stderr))
 }
 
-/// Whether a `sleep` itself runs, not only who will start it.
+/// Whether the `sleep` itself runs, not only the process that will start it.
 fn is_running(seconds: &str) -> bool {
     processes("sleep").iter().any(|line| line.starts_with(&format!("sleep {seconds}")))
 }
@@ -624,7 +624,7 @@ fn kubectls_copy_resize_and_know_codes() {
     });
 }
 
-/// Waits until the process reads no more.
+/// Waits until the process stops reading.
 fn await_stall(child: &Child) {
     let path = format!("/proc/{}/io", child.id());
     let mut before = String::new();
@@ -653,7 +653,8 @@ fn program_that_takes_no_input_ends_with_kubectl() {
         await_stall(&child);
         child.kill().unwrap();
         child.wait().unwrap();
-        // the end cannot arrive behind the input: probes find it, at the hub and then at the node
+        // the end of the client cannot arrive behind the unread input: probes find it, at the hub and then at
+        // the node
         wait_until("the end of the program", LIMIT, || !is_running("77601"));
         wait_until("the end of its session", LIMIT, || processes("session").is_empty());
         assert!(is_running("86321"), "the container is untouched");
@@ -719,7 +720,7 @@ fn several_clients_are_attached_and_outlive_the_agent() {
         write(&mut writer, "one\n");
         assert_eq!(await_output(&mut writer, "\n"), "got one\n");
         assert_eq!(await_output(&mut reader, "\n"), "got one\n");
-        // one that leaves ends nothing, and neither does an agent
+        // a client that leaves ends nothing, and neither does an agent
         drop(writer);
         drop(runtime);
         let mut writer = attach(&machine, true);
@@ -738,7 +739,7 @@ fn several_clients_are_attached_and_outlive_the_agent() {
                 .read(&mut errors)
                 .is_ok_and(|count| &errors[..count] == b"why\n")
         });
-        // input of a client that does not wait for what comes of it
+        // input from a client that does not read the program's output
         let mut child = attach_command(&machine, "-i prod/web-0");
         child.stdin.take().unwrap().write_all(b"three\n").unwrap();
         await_output(&mut reader, "got three\n");
@@ -763,7 +764,7 @@ fn input_given_once_ends_with_its_client() {
         let mut order = wanted("a", "cat; echo end; exit 3");
         order.console = Console { stdin_once: true, ..PIPES };
         runtime.run(&order);
-        // one that gives no input does not count
+        // a client without input does not count
         drop(attach(&machine, false));
         let sent: String = (0..20_000).map(|number| format!("{number}\n")).collect();
         let mut child = attach_command(&machine, "-i prod/web-0");
@@ -790,7 +791,7 @@ fn terminal_of_a_container_is_logged_and_resized() {
         let mut attachment = attach(&machine, true);
         assert!(attachment.has_terminal());
         attachment.resize(WindowSize { rows: 33, columns: 99 });
-        // the size goes another way than the input
+        // the size takes another channel than the input
         wait_until("the new size", LIMIT, || {
             write(&mut attachment, "\r");
             await_output(&mut attachment, "\r\n").contains("33 99")
@@ -813,7 +814,7 @@ fn client_that_does_not_read_is_dropped() {
         runtime.run(&order);
         let (mut idle, mut reader) = (attach(&machine, true), attach(&machine, false));
         write(&mut idle, "\n");
-        // the container waits for it a bounded time, and nothing is missing in the log or for others
+        // the container waits a bounded time for it, and no line is missing in the log or for other clients
         let seen = await_output(&mut reader, "done\n");
         assert!(seen.starts_with("1\n2\n") && seen.ends_with("49999\n50000\ndone\n"), "{} bytes", seen.len());
         let error = idle.ended().unwrap_err().to_string();

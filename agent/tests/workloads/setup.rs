@@ -1,5 +1,5 @@
-//! A machine for one test: namespaces of its own, one image with a shell, a runtime, and orders for
-//! containers in few words.
+//! A machine for one test: namespaces of its own, one image with a shell, a runtime, and a short form of
+//! orders for containers.
 
 use kedge_core::pods::{self, ContainerKey, Dns, Image, PodUid, QosClass, Resources};
 use kedge_core::workloads::{files, groups, spec, users};
@@ -27,12 +27,12 @@ const QOS: QosClass = QosClass::Burstable;
 /// Set in the namespaces of a test; the name of its control groups.
 pub(crate) const INSIDE: &str = "KEDGE_TEST_GROUP";
 
-/// How many tests run; one that has the machine alone counts as all.
+/// How many tests run; a test that needs the machine alone counts as all.
 static RUNNING: Mutex<usize> = Mutex::new(0);
 static ENDED: Condvar = Condvar::new();
 const ALONE: usize = usize::MAX;
 
-/// From when a test may run until it has ended.
+/// A test's permission to run, until it has ended.
 struct Turn;
 
 impl Turn {
@@ -43,7 +43,7 @@ impl Turn {
         Self
     }
 
-    /// Holds up no other while it waits, so it comes when the rest is done.
+    /// Delays no other test while it waits, so it comes last.
     fn alone() -> Self {
         let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         let running = ENDED.wait_while(running, |running| *running != 0);
@@ -76,8 +76,8 @@ pub(crate) fn isolated_network(name: &str, test: impl FnOnce()) {
     isolated_in(name, &["--net"], missing_with_network(), test);
 }
 
-/// The same for a test that takes what all tests of a machine share, such as process IDs: no other of this
-/// program runs beside it.
+/// The same for a test that uses resources which all tests of a machine share, such as process IDs: no other
+/// test of this program runs beside it.
 pub(crate) fn isolated_network_alone(name: &str, test: impl FnOnce()) {
     let _turn = Turn::alone();
     isolated_in(name, &["--net"], missing_with_network(), test);
@@ -107,12 +107,11 @@ fn isolated_in(name: &str, more: &[&str], missing: Option<String>, test: impl Fn
         return;
     }
     let group = format!("/kedge-test-{}-{}", std::process::id(), name.replace(':', "-"));
-    // one version of control groups; a PID namespace whose end is the end of all in it
-    // and what systemd gives to a service, which no container may have
+    // one version of control groups; a PID namespace whose end ends all its processes; and the environment
+    // that systemd gives to a service, which no container may inherit
     let mut script = "umount /sys/fs/cgroup/unified 2>/dev/null; umask 077; ip link set lo up 2>/dev/null; export NOTIFY_SOCKET=/run/systemd/notify; "
         .to_owned();
-    // process 1 of a machine takes orphans out of the process table; for the runtime alone nobody does, and
-    // it has to do without
+    // process 1 of a real machine reaps orphans; the runtime here has no such process, and must work without
     script += if more.is_empty() { "exec \"$@\"" } else { "\"$@\"; exit $?" };
     let mut command = set_apart();
     command.args(more).args(["--mount-proc", "--kill-child=KILL", "sh", "-c", &script, "sh"]);
@@ -120,7 +119,7 @@ fn isolated_in(name: &str, more: &[&str], missing: Option<String>, test: impl Fn
     let output = command.env(INSIDE, &group).stdin(Stdio::null()).output().unwrap();
     clear_groups(&group);
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    // the runner inside has its own words before them
+    // the inner test runner prints lines of its own before them
     text.lines()
         .filter_map(|line| line.split_once("measured: "))
         .for_each(|(_, line)| print_past_test_runner(line));
@@ -149,7 +148,7 @@ fn clear_groups(group: &str) {
     }
 }
 
-/// A directory that goes with the machine, unless another process's.
+/// A directory that is removed with the machine, unless it belongs to another process.
 pub(crate) enum Place {
     Ours(Scratch),
     Theirs(PathBuf),
@@ -184,7 +183,7 @@ impl Machine {
         Self::at(Place::Ours(scratch))
     }
 
-    /// The machine of another process of this test.
+    /// Opens the machine that another process of this test made.
     pub(crate) fn existing(scratch: &Path) -> Self {
         Self::at(Place::Theirs(scratch.to_path_buf()))
     }
@@ -269,7 +268,7 @@ impl Machine {
     }
 }
 
-/// Command lines of processes, of those that live, with this word.
+/// Command lines with this word, of processes that are alive.
 pub(crate) fn processes(word: &str) -> Vec<String> {
     let pids =
         fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().into_string().ok());
@@ -318,7 +317,7 @@ pub(crate) fn id(name: &str, attempt: u32) -> ContainerId {
     ContainerId { pod: "uid-1".into(), name: name.into(), attempt }
 }
 
-/// One container's order; the pod's is made to go with it.
+/// The order for one container; the pod's order is derived from it.
 #[derive(Clone)]
 pub(crate) struct Wanted {
     pub(crate) id: ContainerId,

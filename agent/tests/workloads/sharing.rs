@@ -149,7 +149,8 @@ fn shared_processes_have_a_reaping_parent_without_rights() {
     });
 }
 
-/// Whoever may trace the parent, or read of it what the kernel shows to all, finds nothing of the machine.
+/// Programs that may trace the parent process, or read what the kernel shows of it to everybody, find nothing
+/// of the machine.
 #[test]
 fn parent_of_shared_processes_shows_no_machine() {
     isolated("sharing::parent_of_shared_processes_shows_no_machine", || {

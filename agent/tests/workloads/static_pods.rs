@@ -109,8 +109,8 @@ fn static_pod_lives_as_long_as_its_file() {
         assert_eq!(pids(), runs, "one process all along");
         assert_eq!(mirror(&setup)["status"]["containerStatuses"][0]["restartCount"], 0);
 
-        // by another name the file is another pod, as upstream: the old one ends before the new one of the
-        // same name begins
+        // under another name the file is another pod, as upstream: the old one ends before the new one of the
+        // same name starts
         let renamed = directory.join("renamed.yaml");
         fs::rename(&file, &renamed).unwrap();
         let follows = |runs: &[i64]| {
@@ -125,7 +125,7 @@ fn static_pod_lives_as_long_as_its_file() {
         });
         let (runs, hash_of_renamed) = (pids(), hash());
 
-        // moved away it ends, and moved back it is the same pod, begun anew
+        // moved away, the pod ends; moved back, it is the same pod, started anew
         let away = directory.with_file_name("away.yaml");
         fs::rename(&renamed, &away).unwrap();
         wait_until("the end of its process", LIMIT, || pids().is_empty());
@@ -133,7 +133,8 @@ fn static_pod_lives_as_long_as_its_file() {
         setup.shows("the pod of the file that is back", || follows(&runs));
         setup.shows("its mirror", || is_running(&mirror(&setup)) && hash() == hash_of_renamed);
 
-        // so is one that comes back while it ends: its grace is longer than the time between two looks
+        // so is a file that returns while its pod ends: its grace period is longer than the time between two
+        // looks
         let runs = pids();
         fs::rename(&renamed, &away).unwrap();
         let is_ending = || {
@@ -145,7 +146,7 @@ fn static_pod_lives_as_long_as_its_file() {
         setup.shows("the pod of the file that was away shortly", || follows(&runs));
         setup.shows("its mirror", || is_running(&mirror(&setup)) && hash() == hash_of_renamed);
 
-        // a rename over the file brings another pod in place of its own
+        // a rename over the file replaces its pod by another
         let runs = pids();
         let fresh = directory.join(".fresh");
         fs::write(&fresh, MANIFEST.replace("name: web}", "name: other}")).unwrap();
@@ -155,7 +156,7 @@ fn static_pod_lives_as_long_as_its_file() {
             is_running(&other) && mirror(&setup).is_null() && pids().len() == 1 && pids() != runs
         });
 
-        // its file goes, and so do both
+        // the file is removed, and so are both pods
         fs::remove_file(&renamed).unwrap();
         wait_until("the end of its process", LIMIT, || pids().is_empty());
         setup.shows("no mirror", || {

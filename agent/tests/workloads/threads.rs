@@ -1,5 +1,5 @@
-//! A machine that gives no thread and no process for a while, as beside something that forks without end:
-//! nothing is lost for good.
+//! A machine that refuses new threads and processes for a while, as beside a fork bomb: nothing is lost for
+//! good.
 
 use crate::pods::{NODE, Setup, pids};
 use crate::setup::{INSIDE, LIMIT, isolated, kill};
@@ -68,7 +68,7 @@ fn start_without_threads_loses_nothing_for_good() {
         setup.cluster.agent(NODE).write_drop_in("10-static.conf", &config).unwrap();
         setup.await_pods();
         let mut served = Vec::new();
-        // from too few to start at all to enough for all but the last threads
+        // from a limit too low to start at all to one with room for all but the last threads
         for most in [3, 9, 10, 11, 12] {
             let node = setup.cluster.agent(NODE);
             let before = node.babysitter().state();

@@ -130,7 +130,8 @@ fn heartbeat_goes_on_over_a_dead_path_a_push_and_a_stop() {
         let silence = gap(&setup, &machine, since);
         assert!(silence < MOST_SILENCE, "silent for {silence:?}");
 
-        // a main process that no signal ends: systemd lets its limit pass for each, and then starts the next
+        // a main process that no signal ends: systemd waits its limit after each signal, and then starts the
+        // next
         let dead = format!(
             "cd /run/units/kedge.service.d && printf '[Service]\\nType=simple\\nWatchdogSec=0\\nExecStart=\\n\
              ExecStart=/usr/bin/cat {}/data\\n' >dead.conf && systemctl daemon-reload && systemctl restart kedge",

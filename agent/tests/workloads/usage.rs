@@ -69,7 +69,7 @@ fn container_that_works_is_seen_by_its_usage() {
         assert_eq!(summary["pods"][0]["podRef"]["name"], "web-0");
         assert_eq!(summary["pods"][0]["containers"][0]["name"], "a");
         for of in ["/node", "/node/systemContainers/0", "/pods/0", "/pods/0/containers/0"] {
-            // of one processor, which it shares with whatever else runs
+            // in units of one processor, which it shares with whatever else runs
             assert!(number(&format!("{of}/cpu/usageNanoCores")) > 20_000_000, "{of}: {summary}");
             assert!(number(&format!("{of}/cpu/usageCoreNanoSeconds")) > 0);
             assert!(number(&format!("{of}/memory/workingSetBytes")) > 0);

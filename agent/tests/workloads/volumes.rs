@@ -12,7 +12,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-/// An edit reaches a file with the renewal that names it, and no earlier than 20 s after the last look.
+/// An edit reaches a file after the renewal that announces it, and no earlier than 20 s after the last look.
 const BOUND: Duration = Duration::from_secs(120);
 
 fn words(value: &str) -> String {
@@ -81,7 +81,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(inside(path)).unwrap_or_else(|error| format!("{path}: {error}"))
 }
 
-/// The two words of one set of files; a reader that holds on to `..data` sees both of one.
+/// The two words of one set of files; a reader that holds on to `..data` sees both of the same set.
 fn both(directory: &str) -> (String, String) {
     let set = fs::read_link(inside(&format!("{directory}/..data"))).unwrap();
     let word = |name: &str| {
@@ -120,7 +120,7 @@ fn pod_with_every_volume_sees_edits_whole() {
         let mode = |path: &str| fs::metadata(inside(path)).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode("/etc/all/a"), mode("/etc/all/secret/key")), (0o444, 0o440));
         assert_eq!((mode("/fast"), mode("/data"), mode("/etc/all/token")), (0o2777, 0o2777, 0o640));
-        // whatever the umask of the service is
+        // whatever umask the service has
         assert_eq!((mode("/host/relative"), mode("/host/file")), (0o755, 0o644));
         assert_eq!(fs::metadata("/etc/made").unwrap().permissions().mode() & 0o7777, 0o755);
         let owner = fs::metadata(inside("/etc/all/token")).unwrap();
@@ -156,7 +156,7 @@ fn pod_with_every_volume_sees_edits_whole() {
         // an edit, objects that appear and disappear; while they are on their way the agent replaces itself,
         // and is killed; a program in the container that waits for the edit keeps running
         let agent = setup.cluster.agent(NODE);
-        // it ends by itself, too: this test must not wait for it if something is wrong
+        // it ends by itself after a while: this test must not wait for it if something is wrong
         let follow = "for i in $(seq 900); do [ \"$(cat /etc/words/a)\" = second ] && break; sleep 0.2; done; echo saw $(cat /etc/words/b)";
         let following = thread::scope(|scope| {
             let following = scope.spawn(|| {
@@ -245,7 +245,7 @@ fn what_the_machine_mounts_later_is_seen_where_that_is_asked_for() {
         let kubectl = setup.cluster.kubectl();
         let run =
             |line: &str| assert!(Command::new("sh").args(["-c", line]).status().unwrap().success(), "{line}");
-        // as systemd has it for the whole machine
+        // as systemd mounts it for the whole machine
         run(
             "mkdir -p /etc/disks/one /etc/disks/part && mount --bind /etc/disks /etc/disks && mount --make-shared /etc/disks",
         );
@@ -268,7 +268,7 @@ fn what_the_machine_mounts_later_is_seen_where_that_is_asked_for() {
         setup.shows("the pod", || setup.runs_with(0));
         run("mount -t tmpfs later /etc/disks/one && echo later >/etc/disks/one/file");
         setup.shows("the file", || setup.log(0).ends_with(" F 1\n") && setup.log(0).contains(" F later\n"));
-        // and what is taken away does not stay
+        // and a removed object's files do not stay
         let mounted = || fs::read_to_string(format!("/proc/{}/mounts", pids()[0])).unwrap();
         assert!(
             mounted().contains("later /follows/one tmpfs") && !mounted().contains("later /alone"),

@@ -1,5 +1,5 @@
-//! One manifest with all that a node serves, and what it refuses, with a real hub, a real agent, CNI plugins
-//! and crun: `whole.yaml`, which booted images run, too.
+//! One manifest with every field that a node serves, and one with those that it refuses, with a real hub, a
+//! real agent, CNI plugins and crun: `whole.yaml`, which booted images run, too.
 
 use crate::pods::{NODE, Setup, put_network};
 use crate::setup::{LIMIT, isolated_network};
@@ -104,8 +104,8 @@ fn manifest_with_everything_runs_as_it_says() {
         assert_eq!(first["state"]["terminated"]["reason"], "Completed");
         assert!(side["started"] == true && side["ready"] == true, "{side}");
 
-        // an edit of the ConfigMap makes it sick: liveness ends it by its hook, and it begins anew with the
-        // edit
+        // an edit of the ConfigMap makes it sick: the liveness probe fails, its hook ends it, and it starts
+        // anew with the edit
         let edit = json!({"data": {"word": "second"}}).to_string();
         kubectl.run(&["patch", "configmap", "whole", "-p", &edit]).unwrap();
         let containers = |status: &Value| status["containerStatuses"].as_array().cloned().unwrap_or_default();
@@ -125,8 +125,8 @@ fn manifest_with_everything_runs_as_it_says() {
         assert_eq!((&more["restartCount"], &more["ready"]), (&json!(0), &json!(true)), "{more}");
         has_reported(&setup, 1, "second");
 
-        // the controller has put others in place of the pods that the node refused, each after a longer wait
-        // than the one before
+        // the controller has replaced the pods that the node refused, each after a longer wait than the one
+        // before
         let made = || made_of(&setup, "refused");
         setup.shows("others in place of a refused pod", || made() >= 3);
         let most = 3 + u64::from(begin.elapsed().as_secs().max(1).ilog2());
