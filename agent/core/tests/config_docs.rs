@@ -1,7 +1,7 @@
-//! docs/config.md lists exactly the fields the schema has, each under what it does. A field that changes its sort, its
-//! default or its name changes the page, or this fails.
+//! docs/config.md lists exactly the fields of the schema, each under its effect. This fails until the page
+//! follows a changed kind, default or name of a field.
 
-// a build that can commit faults has fields that no release has, and the page is about releases
+// a build with fault injection has fields that no release has, and the page is about releases
 #![cfg(not(feature = "fault-injection"))]
 
 use kedge_core::kubelet::schema::{self, Default, Effect, Field};

@@ -1,5 +1,5 @@
-//! A configuration once all its layers are read: the examples of KEP-3983 and of upstream's merge, the exact words of the
-//! errors, and what the identity of a configuration depends on.
+//! A configuration after all its layers are read: the examples of KEP-3983 and of upstream's merge, the exact
+//! words of the errors, and the inputs of a configuration's identity.
 
 use core::time::Duration;
 use kedge_core::kubelet::error::{ConfigError, ErrorKind};
@@ -245,7 +245,7 @@ streamingConnectionIdleTimeout: 30m
     assert_eq!(found.object["evictionPressureTransitionPeriod"], "1ms");
 }
 
-/// The durations of which upstream's defaulting reads zero as "not set", and those of which zero is a value.
+/// Durations whose zero upstream's defaulting reads as "not set", and those whose zero is a value.
 #[test]
 fn zero_of_a_duration_is_what_upstream_makes_of_it() {
     let rows = [
@@ -272,12 +272,12 @@ fn zero_of_a_duration_is_what_upstream_makes_of_it() {
     }
     let found = local("nodeLeaseDurationSeconds: 0\nmaxPods: 0");
     assert_eq!((found.config.node_lease_duration_secs, found.config.max_pods), (40, 0));
-    // as if it were not set, so the other one counts for both
+    // as if it were not set, so the other field's value holds for both
     let found = local("nodeStatusUpdateFrequency: 20s\nnodeStatusReportFrequency: 0s");
     assert_eq!(found.config.node_status_report_frequency, Duration::from_secs(20));
 }
 
-/// The rows of what a drop-in may write, one field each.
+/// The table of values that a drop-in may write, one field each.
 #[test]
 fn drop_in_changes_only_what_it_writes() {
     let check = |base: &str, drop_in: &str, field: &str, expect: Value| {
@@ -288,10 +288,10 @@ fn drop_in_changes_only_what_it_writes() {
     // absent: kept; scalar: replaced
     check("maxPods: 5", "port: 1", "maxPods", json!(5));
     check("maxPods: 5", "maxPods: 6", "maxPods", json!(6));
-    // a list as a whole, also to nothing
+    // a list is replaced as a whole, also by an empty one
     check("clusterDNS: [a, b]", "clusterDNS: [c]", "clusterDNS", json!(["c"]));
     check("clusterDNS: [a, b]", "clusterDNS: []", "clusterDNS", json!([]));
-    // maps and structs by key
+    // maps and structs are merged by key
     check(
         "featureGates: {A: true, B: true}",
         "featureGates: {B: false, C: true}",
@@ -310,7 +310,8 @@ fn drop_in_changes_only_what_it_writes() {
         "logging",
         json!({"format": "json", "verbosity": 3}),
     );
-    // an explicit zero stays a zero, of fields with a default here too (upstream sets them back to the default)
+    // an explicit zero stays a zero, also in fields with a default here (upstream sets them back to the
+    // default)
     check("port: 1", "port: 0", "port", json!(0));
     check("readOnlyPort: 10255", "readOnlyPort: 0", "readOnlyPort", json!(0));
     check("", "cpuManagerReconcilePeriod: 0s", "cpuManagerReconcilePeriod", json!("0s"));
@@ -318,7 +319,7 @@ fn drop_in_changes_only_what_it_writes() {
     check("", "maxPods: 0", "maxPods", json!(0));
     check("", "healthzPort: 0", "healthzPort", json!(0));
     check("logging: {verbosity: 3}", "logging: {verbosity: 0}", "logging/verbosity", json!(0));
-    // null brings the default back, or nothing where there is none
+    // null restores the default, or removes the value where the field has no default
     check("maxPods: 5", "maxPods: null", "maxPods", json!(110));
     check("port: 5", "port:", "port", Value::Null);
     check(
@@ -356,7 +357,7 @@ fn report_frequency_defaults_to_update_frequency() {
     };
     check("", 300);
     check("nodeStatusUpdateFrequency: 20s", 20);
-    // within the bounds of reports
+    // an interval within the bounds of reports
     check("nodeStatusUpdateFrequency: 1s", 10);
     check("nodeStatusUpdateFrequency: 20s\nnodeStatusReportFrequency: 1m", 60);
     check("nodeStatusReportFrequency: 1m", 60);
@@ -365,7 +366,8 @@ fn report_frequency_defaults_to_update_frequency() {
     assert_eq!(frequency.unwrap().config.node_status_report_frequency, Duration::from_secs(300));
 }
 
-/// Upstream's end-to-end test of the drop-in directory, with the two zeros as our semantics has them, and without its read-only port.
+/// Upstream's end-to-end test of the drop-in directory, with its two zeros as our rules read them, and
+/// without its read-only port.
 #[test]
 fn upstream_end_to_end_row_is_reproduced() {
     let found = effective(
@@ -433,7 +435,7 @@ shutdownGracePeriodByPodPriority:
     assert_eq!(object["shutdownGracePeriodByPodPriority"], json!(periods));
 }
 
-/// What kubeadm writes, with the zeros that mean "the default".
+/// The file that kubeadm writes, with the zeros that mean "the default".
 #[test]
 fn kubeadm_file_is_accepted_with_its_zeros() {
     let fields = "address: 0.0.0.0
@@ -642,7 +644,7 @@ fn values_and_pairs_are_valid_up_to_their_limits() {
         ("evictionHard: {memory.available: 50%, pid.available: 100%, nodefs.inodesFree: 0%}", true),
         ("evictionHard: {memory.available: 50.1%}", false),
         ("evictionHard: {pid.available: 99.9%}", false),
-        // what the node has is not known here
+        // the node's capacity is not known here
         ("evictionHard: {memory.available: 30Gi}", true),
         ("evictionSoft: {memory.available: 51%}\nevictionSoftGracePeriod: {memory.available: 1m}", false),
         ("maxPods: 10000", true),
@@ -655,7 +657,7 @@ fn values_and_pairs_are_valid_up_to_their_limits() {
         ("imageGCLowThresholdPercent: 0\nimageGCHighThresholdPercent: 101", false),
         ("imageGCLowThresholdPercent: 50\nimageGCHighThresholdPercent: 51", true),
         ("imageGCLowThresholdPercent: 50\nimageGCHighThresholdPercent: 50", false),
-        // beside the other's default
+        // checked against the other field's default
         ("imageGCLowThresholdPercent: 84", true),
         ("imageGCLowThresholdPercent: 85", false),
         ("imageGCHighThresholdPercent: 81", true),
@@ -697,7 +699,7 @@ fn proven_payload_beyond_its_bounds_is_held_at_them() {
             "config edge-settings (uid 7f3c): healthzBindAddress is \"0.0.0.0\", expected a loopback address such as \"127.0.0.1\" (line 5); using \"127.0.0.1\"",
         ]
     );
-    // what no release took is refused all the same
+    // a value that no release accepted is refused all the same
     assert!(effective_of_proven(&local, &payload("healthzBindAddress: here")).is_err());
 }
 
@@ -709,7 +711,7 @@ fn threshold_is_bounded_by_half_of_what_the_node_has() {
         let found = effective(&local, Some(&payload(fields))).map_err(|error| error.to_string());
         assert_eq!(found.err().unwrap_or_default(), expect, "{fields}");
     };
-    // of this board the built-in default of memory is more than half
+    // on this board the built-in default for memory is more than half
     check("maxPods: 7", "");
     check("evictionHard: {memory.available: 32Mi, nodefs.inodesFree: 30G, pid.available: 2k}", "");
     let beyond = "expected at most 50% of what the node has";
@@ -730,7 +732,7 @@ fn threshold_is_bounded_by_half_of_what_the_node_has() {
     let memory = &proven.config.eviction.thresholds[0];
     assert_eq!(memory.least.amount(64 << 20), Some(32 << 20));
     assert_eq!(proven.held.len(), 1, "{:?}", proven.held);
-    // this machine's own files are held at the bound, too
+    // this machine's own files are limited, too
     let base = Some(base("evictionHard: {memory.available: 99%}"));
     let filed = effective(&LocalLayers { base, ..local.clone() }, None).expect("an upgrade starts");
     assert_eq!(filed.config.eviction.thresholds[0].least.amount(64 << 20), Some(32 << 20));

@@ -1,5 +1,5 @@
-//! Hostile text: whatever the bytes, reading them ends in a configuration or an error, within limits, and never in a
-//! panic. The mutations are the same every time; the seed is in the code.
+//! Hostile text: whatever the bytes, reading them ends in a configuration or an error, within limits, and
+//! never in a panic. The mutations are the same every time; the seed is in the code.
 
 use kedge_core::kubelet::{LayerText, LocalLayers, MAX_TAINTS, Origin, canonical_overrides, effective, yaml};
 
@@ -78,7 +78,7 @@ fn mutated_texts_do_not_panic() {
         }
         *(if read(text) { &mut good } else { &mut bad }) += 1;
     }
-    // enough of both, or the mutations test nothing
+    // enough results of both kinds, or the mutations test nothing
     assert!(good > 50 && bad > 1_000, "{good} good, {bad} bad");
 }
 

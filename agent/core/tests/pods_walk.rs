@@ -1,8 +1,9 @@
-//! Random walks over the life of pods: one node's decisions against a runtime, a disk and an API server that fail, with crashes of
-//! the agent and power cuts between any two steps.
+//! Random walks over the life of pods: one node's decisions against a runtime, a disk and an API server that
+//! fail, with crashes of the agent and power cuts between any two steps.
 //!
-//! Owns: the fakes, what must hold after each step, and what must hold when everything works again. The walk of a seed is the same
-//! every time; `KEDGE_SEED=N` walks one. Leaves to others: the words of statuses and events (unit tests).
+//! Owns: the fakes, the promises that must hold after each step, and those that must hold when everything
+//! works again. The walk of a seed is the same every time; `KEDGE_SEED=N` walks one. Leaves to others: the
+//! words of statuses and events (unit tests).
 
 #![allow(clippy::unwrap_used, reason = "the fakes know what they hold; a surprise must end the test")]
 
@@ -17,39 +18,39 @@ use std::time::Duration;
 
 /// Walks, and steps of each: some 5 s of a debug build together.
 const WALKS: u64 = 250;
-/// And walks that once broke a promise.
+/// Further walks, which once broke a promise.
 const FOUND: [u64; 8] = [418, 691, 707, 1013, 1448, 1937, 2084, 3253];
 /// Walks within which each lie must be noticed.
 const LIE_WALKS: u64 = 100;
 const STEPS: usize = 260;
 const NODE: &str = "edge";
-/// Of a token of a service account.
+/// Lifetime of a service account's token.
 const TOKEN_LIFE: Duration = Duration::from_secs(600);
-/// With contact for so long, twice the longest back-off, a node has what it asks for.
+/// After contact for this long, twice the longest back-off, a node must have everything that it wants.
 const SETTLED: Duration = Duration::from_secs(600);
-/// After nothing was ordered for so long it rests.
+/// A node that has ordered nothing for this long is at rest.
 const REST: Duration = Duration::from_secs(1800);
 /// The volume that an API server adds, with a token.
 const TOKENS: &str = "kube-api-access-x";
 /// The image of static pods with policy OnFailure.
 const JOB: &str = "job:1";
 
-/// A world that is not what it says: an invariant must notice each.
+/// A false report of the world to the node: an invariant must notice each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lie {
-    /// A probe that passed is told as one that failed.
+    /// A probe that passed is reported as failed.
     PassedIsFailed,
-    /// A token ends after half of the life that was told.
+    /// A token expires after half of the lifetime that was reported.
     TokenEndsEarly,
-    /// Of an object that was edited one part is told as it was.
+    /// One part of an edited object is reported in its old state.
     ObjectInParts,
-    /// There is no pressure, and it is told.
+    /// Pressure is reported although it has passed.
     PressureIsOver,
-    /// The node is not told that a pod is critical.
+    /// The node does not learn that a pod is critical.
     CriticalIsHidden,
-    /// The server counts restarts that never were.
+    /// The server counts restarts that never happened.
     RestartsAreMore,
-    /// The server patches any version, whichever the patch names.
+    /// The server patches any version, whatever version the patch requires.
     VersionIsIgnored,
 }
 
@@ -80,7 +81,7 @@ impl Random {
     }
 }
 
-/// The runtime: what it has, and the commands it has not performed yet.
+/// The runtime: its pods and containers, and the commands it has not performed yet.
 #[derive(Default)]
 struct Runtime {
     pods: BTreeMap<PodUid, PodFound>,
@@ -91,10 +92,10 @@ struct Runtime {
     hook_notes: SortedMap<ContainerKey, HookNote>,
     /// The files of volumes, by pod and name.
     files: BTreeMap<(PodUid, String), Vec<VolumeFile>>,
-    /// What was run of each run.
+    /// The hooks that have run, by run of a container.
     hooks: BTreeSet<(ContainerKey, HookKind)>,
     queue: Vec<PodAction>,
-    /// Every key that was created, and what the pod was named.
+    /// Every key that was created, with the pod's namespace and name then.
     used: BTreeMap<ContainerKey, (String, String)>,
 }
 
@@ -104,7 +105,7 @@ struct Disk {
     queue: VecDeque<(DesiredFile, Option<Vec<u8>>)>,
     /// A copy of an object could not be written: it may be lost.
     lost_copy: bool,
-    /// It could not be read, and is to be read again.
+    /// The disk could not be read, and is to be read again.
     is_read_again: bool,
 }
 
@@ -114,12 +115,12 @@ struct Api {
     version: u64,
     made: u64,
     is_online: bool,
-    /// What the agent's watch has not delivered yet. None: it must list.
+    /// Events that the agent's watch has not delivered yet. `None`: the agent must list first.
     watch: Option<VecDeque<PodEvent>>,
     requests: VecDeque<PodAction>,
     /// Patches of an agent that was killed: they arrive later, before those of the next one.
     late: VecDeque<PodAction>,
-    /// The ConfigMap `m`: None: there is none; 0: it lacks the key.
+    /// The ConfigMap `m`: `None` if it does not exist, 0 if it lacks the key.
     map: Option<u64>,
     /// Whether there is a Secret `s`.
     has_secret: bool,
@@ -139,10 +140,10 @@ impl Api {
     }
 }
 
-/// What was asked for, whatever the node knows of it.
+/// The wishes of users and the API server, whether or not the node knows of them.
 #[derive(Default)]
 struct Wishes {
-    /// Pods that may be stopped: deleted, superseded, released, a file that went.
+    /// Pods that may be stopped: deleted, superseded, released, or their file was removed.
     ended: BTreeSet<String>,
     /// Pods that somebody other than the node ended.
     failed: BTreeSet<String>,
@@ -173,17 +174,18 @@ struct World {
     api: Api,
     wishes: Wishes,
     files: BTreeMap<String, String>,
-    /// What pods end for, as the agent was told last.
+    /// The pressure that evicts pods, as last reported to the agent.
     pressing: Option<Pressing>,
-    /// Pods that the node rejected or ended, as it shows them, or as their records do: each was judged when it was decided.
+    /// Pods that the node rejected or evicted, as it reports or as their records say: each decision was
+    /// judged when it was made.
     decided: BTreeSet<String>,
-    /// Failures in a row that this agent was told of each probe.
+    /// Consecutive failures of each probe that were reported to this agent.
     failures: BTreeMap<ProbeKey, u32>,
     /// When something other than a probe was last ordered.
     busy: Duration,
-    /// Faults on.
+    /// Whether faults happen.
     is_rough: bool,
-    /// Since when everything works, the API server too.
+    /// Since when everything works, including the API server.
     has_contact: Option<Duration>,
     trace: VecDeque<String>,
 }
@@ -272,13 +274,13 @@ impl World {
         }
     }
 
-    /// Takes an action; what it may not be is judged here.
+    /// Takes an action; judges here whether it is allowed.
     fn order(&mut self, action: PodAction) {
         if !matches!(action, PodAction::RecordEvent(_) | PodAction::Log(..)) {
             let text = format!("       <- {action:?}");
             self.note(text.chars().take(1200).collect());
         }
-        // what comes again and again while all is well
+        // actions that are repeated while all is well
         let is_usual = matches!(
             action,
             PodAction::RunProbe(_)
@@ -320,7 +322,7 @@ impl World {
         }
     }
 
-    /// What the node has just decided about a pod, whenever it is written down or told.
+    /// Judges the node's latest decisions about pods, before they are recorded or reported.
     fn judge_decisions(&mut self) {
         let pods = self.core.report();
         for pod in &pods {
@@ -330,7 +332,7 @@ impl World {
                 continue;
             }
             if why.starts_with("NodePorts: ") {
-                // only while one that stays has the port
+                // only while another pod, which is not ending, has the port
                 let mut others = pods.iter().filter(|other| self.wishes.ports.contains(other.uid.as_str()));
                 let stays = |other: &PodReport| !other.is_ending && other.rejected.is_none();
                 let has_cause = others.any(|other| other.uid != pod.uid && stays(other));
@@ -350,7 +352,7 @@ impl World {
         self.runtime.containers.values().any(|run| run.container.pod == *uid && is_live(&run.state))
     }
 
-    /// A running pod that the present API server asks for has its token, and one that is good.
+    /// A running pod that the present API server wants has its token, and a valid one.
     fn judge_tokens(&self) {
         if self.has_contact.is_none_or(|since| self.now < since + SETTLED) {
             return;
@@ -376,7 +378,7 @@ impl World {
         }
     }
 
-    /// What a pod's containers see of its volumes.
+    /// Sets the files that a pod's containers see in its volumes.
     fn set_files(&mut self, pod: &PodUid, volumes: &[Volume]) {
         for volume in volumes {
             let VolumeSource::Files { files, .. } = &volume.source else { continue };
@@ -421,7 +423,7 @@ impl World {
         self.must(is_static || is_recorded, "invariant: nothing is started before it is recorded");
     }
 
-    /// Judged when it is ordered: somebody may end the pod before it is performed.
+    /// Judged when the start is ordered: somebody may end the pod before it is performed.
     fn judge_start(&self, key: &ContainerKey) {
         self.must(!self.wishes.held, "invariant: while pods are held nothing is started or stopped");
         let is_done = self.results_of(key.pod.as_str()).contains(&key.container);
@@ -559,7 +561,7 @@ impl World {
                 self.runtime.hooks.insert((order.container.clone(), order.kind));
                 PodEvent::HookEnded { container: order.container, kind: order.kind, done }
             }
-            // its order is still answered by its end
+            // the order to stop it is still answered by its end
             PodAction::StopRun(_) => return,
             PodAction::CollectImages(_) => PodEvent::ImagesCollected(Err("nothing to remove".into())),
             PodAction::MeasurePods { measure, pods } => {
@@ -641,7 +643,7 @@ impl World {
         }
     }
 
-    /// Some container ends by itself, or cannot be told to run for a while.
+    /// Some container ends by itself, or its state is unknown for a while.
     fn disturb_container(&mut self) {
         let live: Vec<ContainerKey> = self
             .runtime
@@ -720,7 +722,7 @@ impl World {
         }
     }
 
-    /// Pods that earlier agents rejected or ended, by what lies on the disk.
+    /// Pods that earlier agents rejected or ended, according to the records on the disk.
     fn decided_on_disk(&self) -> BTreeSet<String> {
         let uid_of = |(file, content): (&DesiredFile, &Vec<u8>)| {
             let DesiredFile::Pod(uid) = file else { return None };
@@ -764,12 +766,12 @@ impl World {
         self.runtime.files.clear();
         self.lose_writes();
         let done = std::mem::take(&mut self.wishes.done).into_iter();
-        // a power cut may be faster than the record
+        // a power cut may come before the record is written
         self.wishes.done = done.filter(|uid| !self.results_of(uid.as_str()).is_empty()).collect();
         self.start_agent();
     }
 
-    /// Of the writes under way some first ones are durable.
+    /// Of the writes under way, only some of the first become durable.
     fn lose_writes(&mut self) {
         let kept = self.random.below(self.disk.queue.len() + 1);
         for (file, content) in std::mem::take(&mut self.disk.queue).into_iter().take(kept) {
@@ -881,7 +883,7 @@ impl World {
         self.changed(key);
     }
 
-    /// What another Node left under this name may end now.
+    /// Pods of another Node under this name may end now.
     fn supersede(&mut self, name: &str) {
         let (born, node_uid) = (&self.wishes.born, &self.api.node_uid);
         let old = born.iter().filter(|(other, _, node)| other == name && node != node_uid);
@@ -924,14 +926,14 @@ impl World {
         self.changed(key);
     }
 
-    /// Asks for images of the pod that will take its place, or takes that back.
+    /// Requests images for the pod that will take its place, or withdraws that request.
     fn ask_ahead(&mut self, key: (String, String)) {
         let revision = self.api.version.to_string();
         let count = self.random.below(4);
         let images: Vec<Value> =
             (0..count).map(|index| json!({"image": format!("next:{index}"), "policy": ""})).collect();
         let request = json!({"revision": revision, "images": images}).to_string();
-        // the others stay: no API server lets a mirror lose the one that makes it one
+        // the other annotations stay: no API server lets a mirror lose the one that marks it as a mirror
         let annotations = &mut self.api.objects.get_mut(&key).unwrap()["metadata"]["annotations"];
         let mut known = annotations.as_object().cloned().unwrap_or_default();
         match count {
@@ -942,7 +944,7 @@ impl World {
         self.changed(key);
     }
 
-    /// What is asked for ahead is there, and said so; nothing is said of what is not asked for.
+    /// Images that were requested ahead are pulled and reported; without a request there is no report.
     fn judge_ahead(&self, uid: &str, object: &Value) {
         let mut conditions = object["status"]["conditions"].as_array().unwrap().iter();
         let answer = conditions.find(|one| one["type"] == "kedge.dev/ImagesPulled");
@@ -1006,7 +1008,8 @@ impl World {
             if self.api.is_online {
                 self.note(format!("       late: {pod:?} {patch}").chars().take(1200).collect());
                 self.patch(&pod, &patch);
-                // a rejection of that agent, which the next one may not have shared: it is the last word on the pod all the same
+                // a rejection by that agent, with which the next one might not agree: it is final all the
+                // same
                 if patch["status"]["phase"] == "Failed" {
                     self.wishes.ended.insert(pod.uid);
                 }
@@ -1091,7 +1094,8 @@ impl World {
         }
     }
 
-    /// In some walks, so that the others stay as they were when they broke a promise, or noticed a lie.
+    /// Only in some walks, so that the seeds of the others still break the same promise, or notice the same
+    /// lie.
     fn are_answers_late(&self) -> bool {
         self.is_rough && self.lie.is_none() && self.seed.is_multiple_of(5)
     }
@@ -1107,7 +1111,7 @@ impl World {
         let key = (pod.namespace.clone(), pod.name.clone());
         let uid = self.api.objects.get(&key).map(|object| &object["metadata"]["uid"]);
         if uid.is_none_or(|uid| *uid != pod.uid.as_str()) {
-            // another one has the name: its UID is not the one that the patch has
+            // another pod has the name: its UID differs from the patch's
             let (status, message) = if uid.is_some() { (409, "another UID") } else { (404, "no such pod") };
             let message = message.to_owned();
             return Answer::Refused { status, reason: String::new(), message, retry_after: None };
@@ -1132,10 +1136,11 @@ impl World {
         Answer::Accepted(self.random.one_in(2).then_some(object))
     }
 
-    /// What was reported as running runs on, or its end is reported; nothing goes back.
+    /// A container that was reported as running still runs, or its end is reported; nothing is taken back.
     fn judge_status(&self, uid: &str, old: &Value, new: &Value) {
         let is_over = |status: &Value| matches!(status["phase"].as_str(), Some("Failed" | "Succeeded"));
-        // a status may be on its way while somebody else ends the pod: the node hears of that, and reports its end
+        // a status may be on its way while somebody else ends the pod: the node learns of that, and reports
+        // the end
         let is_final = is_over(old) && !self.wishes.failed.contains(uid);
         self.must(!is_final || old["phase"] == new["phase"], "invariant: a phase that is final stays");
         if new["phase"] == "Failed" && !is_over(old) {
@@ -1166,7 +1171,7 @@ impl World {
                     let runs = after["state"]["running"].is_object() && after["containerID"] == *id;
                     let ended = [&after["state"], &after["lastState"]];
                     let is_told = ended.iter().any(|state| state["terminated"]["containerID"] == *id);
-                    // more than one restart at once: only the latest end has a place
+                    // more than one restart at once: the status has room for the latest end only
                     let later = ended.iter().any(|state| state["terminated"]["containerID"].is_string());
                     let skipped = later && count(after) > count(before);
                     self.must(
@@ -1220,7 +1225,7 @@ impl World {
             );
             self.files.insert(path, text);
         }
-        // the old one may end; the new one, which may be one from before, must not
+        // the old one may end; the new one, which may be an earlier one again, must not
         self.wishes.ended.extend(old);
         self.wishes.done.clear();
         self.tell_static();
@@ -1276,7 +1281,7 @@ impl World {
 
     fn hold(&mut self) {
         let is_held = !self.wishes.held;
-        // what was ordered before is performed
+        // commands that were ordered before the hold are performed
         while !self.runtime.queue.is_empty() {
             self.perform_command();
         }
@@ -1330,7 +1335,7 @@ impl World {
                 if !self.api.is_online && deadline > self.now + Duration::from_secs(900) {
                     return;
                 }
-                // away from the API server reads are tried for ever
+                // without the API server, reads are retried for ever
                 self.now = deadline.max(self.now + Duration::from_millis(1));
                 self.tell(PodEvent::Tick);
                 let has_work = self.disk.is_read_again || !self.runtime.queue.is_empty();
@@ -1349,7 +1354,7 @@ impl World {
         self.tell(PodEvent::Held(false));
     }
 
-    /// After a cut without the hub, what it last asked for runs.
+    /// After a power cut without the hub, the pods that it last wanted run.
     fn judge_offline(&self) {
         let records: Vec<Value> = self
             .disk
@@ -1396,7 +1401,7 @@ impl World {
         }
     }
 
-    /// The files of a ConfigMap are those that it has.
+    /// The files of a ConfigMap have its present content.
     fn judge_map(&self, uid: &str, spec: &Value) {
         if spec["volumes"][0]["configMap"].is_null() || self.lie == Some(Lie::ObjectInParts) {
             return;
@@ -1408,7 +1413,7 @@ impl World {
         self.must(has_them, &format!("invariant: {uid} has the files of {expected}: {files:?}"));
     }
 
-    /// What the files say runs, and nothing else of them.
+    /// The pods of the files run, and no other static pods.
     fn judge_static(&self) {
         let pods = self.core.report();
         let pods: Vec<&PodReport> = pods.iter().filter(|pod| pod.origin == "static").collect();
@@ -1422,7 +1427,7 @@ impl World {
         }
     }
 
-    /// Somebody edits the files, and nothing fails any more but the way to the API server.
+    /// Somebody edits the files, and nothing fails any more except the connection to the API server.
     fn go_on_alone(&mut self) {
         (self.api.is_online, self.api.watch) = (false, None);
         self.is_rough = false;
@@ -1433,7 +1438,8 @@ impl World {
         }
     }
 
-    /// What another API server bound and nobody ended goes on with what that one's objects held.
+    /// Pods that another API server bound and nobody ended keep running, with the content of that server's
+    /// objects.
     fn judge_orphans(&self) {
         let pods = self.core.report();
         for pod in pods.iter().filter(|pod| pod.is_orphaned && !pod.is_ending && pod.rejected.is_none()) {
@@ -1441,7 +1447,7 @@ impl World {
             let record: Value = serde_json::from_slice(content).unwrap();
             let spec = &record["pod"]["spec"];
             let has_run = self.runtime.used.keys().any(|key| key.pod == pod.uid && key.container == "main");
-            // the key that it needs may have gone before the Node did
+            // the key that it needs may have been deleted before the Node was
             let has_what_it_needs = !self.disk.lost_copy && spec["containers"][0]["env"][0]["name"] != "K";
             let has_deadline = !spec["activeDeadlineSeconds"].is_null();
             if spec["restartPolicy"].is_null() && has_run && has_what_it_needs && !has_deadline {
@@ -1450,7 +1456,7 @@ impl World {
         }
     }
 
-    /// At rest with everything working: what is asked for runs and is reported, what is not is gone.
+    /// At rest with everything working: wanted pods run and are reported, others are gone.
     fn judge_rest(&self) {
         let mut desired = BTreeSet::new();
         for object in self.api.objects.values() {
@@ -1507,6 +1513,7 @@ impl World {
                 .is_some_and(|pod| pod.node_uid != self.api.node_uid);
             self.must(desired.contains(uid) || is_orphan, &format!("invariant: {uid} is gone"));
         }
+        // a container keeps at most its latest run and the one before, whose log people may read
         let mut runs = BTreeMap::new();
         for key in self.runtime.containers.keys() {
             *runs.entry((key.pod.clone(), key.container.clone())).or_insert(0) += 1;
@@ -1531,7 +1538,8 @@ impl World {
     }
 }
 
-/// A time of the status that another one took the place of: since when the pod is there, or a condition is as it is.
+/// A time in the status that changed although the state that it belongs to did not: since when the pod
+/// exists, or a condition has its value.
 fn moved_time(old: &Value, new: &Value) -> Option<String> {
     if old["startTime"].is_string() && new["startTime"] != old["startTime"] {
         return Some(format!("startTime {}, then {}", old["startTime"], new["startTime"]));
@@ -1541,7 +1549,7 @@ fn moved_time(old: &Value, new: &Value) -> Option<String> {
     conditions(old).iter().find_map(|before| {
         let now = after.iter().find(|now| now["type"] == before["type"])?;
         let [was, is] = [before, now].map(|one| one["lastTransitionTime"].as_str().unwrap_or_default());
-        // all times here are of one form
+        // all times here have the same form
         let is_right = if now["status"] == before["status"] { is == was } else { is >= was };
         (!is_right).then(|| format!("{before}, then {now}"))
     })
@@ -1605,7 +1613,7 @@ fn walk_with(seed: u64, lie: Option<Lie>) {
     world.judge_orphans();
 }
 
-/// A node for two pods, at its start.
+/// A node with room for two pods, at its start.
 fn begun() -> Pods {
     let mut core = Pods::new(NODE);
     let facts = NodeFacts {
@@ -1759,7 +1767,7 @@ fn status_of_a_mirror_is_sent_once() {
     let answer = Answer::Accepted(Some(mirror));
     let sent = patched(&told(&mut core, 3, PodEvent::Answered { request, answer }));
     let [(reference, _)] = &sent[..] else { panic!("{sent:?}") };
-    // the answer has no object, and the watch has not shown what it made
+    // the answer has no object, and the watch has not shown the result yet
     let request = PodRequest::PatchStatus(reference.clone());
     let next = told(&mut core, 4, PodEvent::Answered { request, answer: Answer::Accepted(None) });
     assert!(patched(&next).is_empty(), "{next:?}");
@@ -1892,7 +1900,7 @@ fn record_that_the_disk_keeps_is_removed_later() {
     let object = DesiredFile::from_path(&format!("pods/objects/{}.json", "0".repeat(64))).unwrap();
     let secret = DesiredFound { file: object, content: Ok(b"garbage".to_vec()) };
     let actions = told(&mut core, 1, PodEvent::DesiredRead(Ok(vec![garbage, secret])));
-    // what may be of a Secret is not
+    // a file that may be of a Secret is not kept aside
     assert!(actions.contains(&PodAction::KeepAside(vec![file.clone()])), "{actions:?}");
     told(&mut core, 1, PodEvent::Inventory(Inventory::default()));
     let removes = |actions: &[PodAction]| {
@@ -1929,7 +1937,7 @@ impl World {
         (world, PodUid::new("pod-1").unwrap())
     }
 
-    /// One thing happens: an action that was begun ends, or time passes if there is none.
+    /// One step: an action under way ends, or time passes if there is no such action.
     fn turn(&mut self) {
         if !self.runtime.queue.is_empty() {
             self.perform_command();
@@ -1954,7 +1962,8 @@ impl World {
         Some(Duration::from_secs(std::str::from_utf8(&token.content).ok()?.parse().ok()?))
     }
 
-    /// Deals one blow in each of a few rotations, so many turns after the token was asked for; how many were dealt.
+    /// Causes one fault in each of a few rotations, this many turns after the token was requested; returns
+    /// how many it caused.
     #[track_caller]
     fn rotate_under(&mut self, pod: &PodUid, at: usize, blow: fn(&mut Self)) -> usize {
         const ROTATIONS: usize = 3;
@@ -1981,7 +1990,7 @@ impl World {
                     &format!("a running pod's token is good, {at} turns after it was asked for: {ends:?}"),
                 );
             }
-            // the turns after it are the end of its rotation: a blow falls there, too
+            // the turns after it belong to its rotation: a fault is caused there, too
             let is_over = since_asked.is_some_and(|turns| turns > at.max(6));
             if ends.is_some() && ends != known && is_over {
                 rotations += usize::from(known.is_some());

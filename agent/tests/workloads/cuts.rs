@@ -244,6 +244,7 @@ impl Live<'_> {
         let leaves = Some(self.clock.now());
         let job = pod("job", JOB, "echo $0 >>/shared/ran; sleep 0.2", self.shared, &Value::Null);
         self.bind("job", JOB, job, |status| status["phase"] == "Succeeded");
+        // `bind` takes a reached state for a running pod: here that state is the job's end
         let done = self.story.pods.get_mut(JOB).unwrap();
         (done.ran, done.leaves, done.over) = (None, leaves, done.ran);
         self.step("the pod is deleted");

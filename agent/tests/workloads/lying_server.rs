@@ -234,6 +234,7 @@ impl Node {
             server.address
         );
         setup.cluster.agent(NODE).replace_kubeconfig(&text).unwrap();
+        // not before the kubeconfig leads to the liar: the agent never meets the real hub
         setup.cluster.agent_mut(NODE).start().unwrap();
         let node = Self { shared, scratch, setup, _server: server };
         node.shows("both pods run", || node.running().iter().all(|pids| pids.len() == 1));
