@@ -370,8 +370,8 @@ async fn resource(
     let known = part == Part::Main || matches!(verb, "get" | "update" | "patch");
     let scoped = !kind.namespaced || !target.namespace.is_empty() || matches!(verb, "list" | "watch");
     if !kind.allows(verb) || !known || !scoped {
-        // deleting a missing object is answered 404 to any caller: a client that cleans up after a failed
-        // creation relies on that
+        // a missing object is 404 even if the kind cannot be deleted: a client that cleans up after a failed
+        // creation continues only after that answer
         if verb == "delete" && part == Part::Main && !exists(context, target) {
             return Err(ApiError::not_found(kind, &target.name));
         }

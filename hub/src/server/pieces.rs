@@ -137,7 +137,7 @@ impl Items {
         text + if self.is_lent() { LOAN_BYTES * (self.objects.len() - 1) } else { 0 }
     }
 
-    /// True if it holds further objects beside the one that is being sent.
+    /// True if the objects have more bytes than may wait at a time: then they are charged to a reader.
     fn is_lent(&self) -> bool {
         self.bytes > HELD_BYTES
     }

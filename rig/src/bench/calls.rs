@@ -40,7 +40,7 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
     Ok(figures)
 }
 
-/// A node without containers: the bytes of one call, and the memory that stays in use.
+/// A node without containers: bytes and time of one call, and connections that stay open afterwards.
 fn of_a_call() -> Result<Vec<Figure>, RigError> {
     let setup = Setup::open("bench-calls")?;
     let hub = setup.admin.address();

@@ -58,7 +58,7 @@ pub(crate) fn measure(setup: &Setup) -> Result<Vec<Figure>, RigError> {
         Figure::new("agent: PSS with a configuration", small.pss, "KiB", of_small).with_goal(goal),
         Figure::new("agent: PSS with one of 1 MiB", large.pss, "KiB", "then pushed to the same process")
             .with_goal(goal),
-        // each start touches slightly different pages of the program's code, which are shared and not counted
+        // only written pages, because each start touches slightly different pages of the program's code
         Figure::new(
             "agent: memory that 1 MiB of payload adds",
             large.dirty - small.dirty,

@@ -21,8 +21,8 @@ use crate::push::{CONFIG_MAPS, JSON, MERGE};
 use crate::relay::{Traffic, by_connection};
 use crate::setup::{LIMIT, io, pid};
 
-/// A node that reports an unchanged status as rarely as possible, with a disk whose first 64 MiB are reserved
-/// for this program.
+/// A node that rarely reports an unchanged status. Its only eviction threshold is 64 MiB of free disk, which
+/// this program can pass.
 pub(super) const NODE: Kind = Kind {
     purpose: "bench-volumes",
     drop_in: "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nhealthzPort: 0\nnodeStatusReportFrequency: 5m\nevictionHard: {nodefs.available: 64Mi, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%}\n",
