@@ -5,8 +5,8 @@
 //! records. The record is written to the run directory first, which no stuck disk delays, and then to the
 //! disk, where it survives a reboot.
 //!
-//! Always holds: evidence is used once; `consume` makes that durable, and writes nothing when there is
-//! no new evidence. An invalid record is reported and set aside, and never stops a start.
+//! Always holds: evidence is used once; `consume` makes that durable, and writes only when there is
+//! new evidence. An invalid record is reported and set aside, and never stops a start.
 //!
 //! Leaves to others: conclusions. Core decides whether an ending is counted against a config.
 

@@ -184,6 +184,7 @@ pub fn cut_at_every_flush<H: History>(
         }
     });
     let report = checks.report.into_inner().unwrap_or_else(PoisonError::into_inner);
+    // a person will want to read the files, except where the caller expects violations
     if !report.described.is_empty() && cutting.enough.is_none() {
         let mut files = files;
         files.keep();

@@ -278,6 +278,7 @@ fn send(
         return head(writer, 416, "", 0).map(|()| true);
     }
     let mut body = bytes[from.unwrap_or(0)..].to_vec();
+    // `Fault::OtherRange`: the header states another range than the one sent
     let named_from =
         from.map(|from| if fault == Some(Fault::OtherRange) { from.saturating_sub(1) } else { from });
     match fault {

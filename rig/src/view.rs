@@ -400,6 +400,7 @@ fn watch_once(
     let stdout = child.stdout.take().expect("standard output was asked to be a pipe");
     let stderr = child.stderr.take().expect("standard error was asked to be a pipe");
     *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(child);
+    // checked once the child is in its slot: an end announced before that found no child to kill
     if shared.over.load(Ordering::SeqCst) {
         kill_and_reap(slot);
         return Ok(());

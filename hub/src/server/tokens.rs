@@ -125,6 +125,7 @@ fn bound(hub: &Hub, target: &Target, spec: &Value) -> Result<Vec<(&'static str, 
         return Err(ApiError::conflict_because(of, name, &why));
     }
     let mut bound = vec![(*claim, name.to_owned(), own.to_owned())];
+    // as upstream: a pod's token is for the pod's own account, and also names the pod's node
     if *claim == "pod" {
         let account = text(&found, &["spec", "serviceAccountName"]);
         if account != target.name {

@@ -295,8 +295,9 @@ impl Log {
         self.shared.queue().allowance = None;
     }
 
-    /// Adds a line. Returns false if there is no room now, and the line was not taken; true also if it was
-    /// dropped.
+    /// Adds a line. Returns false if the log did not take the line, and the caller is to try again later: the
+    /// rate limit is reached, or the queue is full. Returns true also for a line that was dropped because the
+    /// disk does not answer.
     fn add(&self, stream: Stream, tag: char, text: &[u8], now: Instant) -> bool {
         let mut queue = self.shared.queue();
         if !queue.may_write(now) {

@@ -117,8 +117,8 @@ fn processes(limit: &dyn Fn(&str) -> String) -> Option<u64> {
     Some(least / 100 * PODS_PROCESSES_PERCENT)
 }
 
-/// The lowest score for a process with this status and this OOM score. If it cannot be read, it is no
-/// obstacle: crun will report an error.
+/// The lowest score for a process with this status and this OOM score. If one of them cannot be read, this
+/// returns the lowest score of all: if the kernel refuses it, crun will report the error.
 fn least_oom_score(status: &str, own: &str) -> i32 {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());

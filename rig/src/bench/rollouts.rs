@@ -179,6 +179,7 @@ fn update() -> Result<[Figure; 2], RigError> {
                 found: format!("{updated} nodes"),
             });
         }
+        // plays the nodes: each act is due `STEP` after the event that causes it
         while due.peek().is_some_and(|Reverse((at, _))| *at <= Instant::now()) {
             match due.pop() {
                 Some(Reverse((_, Act::End(name)))) => {

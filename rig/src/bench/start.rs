@@ -52,6 +52,7 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
         timed(&mut agent, &mut Vec::new(), &mut first_lease)?;
     }
     let mut agent = setup.agent("known", &kedge, PLAIN)?;
+    // not counted: this start registers the node
     timed(&mut agent, &mut Vec::new(), &mut Vec::new())?;
     for _ in 0..STARTS {
         timed(&mut agent, &mut ready, &mut lease)?;
@@ -103,6 +104,7 @@ fn drop_ins(setup: &Setup, kedge: &Path) -> Result<Vec<Figure>, RigError> {
     };
     let mut differences = Vec::new();
     for _ in 0..PAIRS {
+        // in pairs, so that the machine's other load affects both starts alike
         let (less, more) = (ready(&mut few)?, ready(&mut many)?);
         differences.push(more - less);
     }
