@@ -321,6 +321,7 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         }
         Route::OpenIdConfiguration => tokens::configuration(context),
         Route::OpenIdKeys => tokens::keys(context),
+        // `answer` handles these itself, and never passes them to this function
         Route::Target(_)
         | Route::AccessReview
         | Route::RulesReview

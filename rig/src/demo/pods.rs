@@ -193,6 +193,7 @@ impl Pods {
         }
         let name = format!("{}/site/clock:{tag}", self.name());
         image_push::push(&layout, &self.name(), "site/clock", tag)?;
+        // shows users the command that does the same; the demo itself does not need skopeo
         commands.push(format!("skopeo copy --dest-tls-verify=false oci:clock-{tag}:{tag} docker://{name}"));
         Ok((commands, name))
     }
@@ -312,6 +313,7 @@ impl Demo {
         }
         self.show(&["get", "pods", "-o", "wide"])?;
         let bad = self.pods_of(&image).len();
+        // `maxUnavailable` is 1, so the update may not replace a second pod before this one is available
         if bad != 1 {
             return Err(RigError::TimedOut {
                 awaited: "one pod of the bad image".into(),

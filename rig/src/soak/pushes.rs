@@ -226,6 +226,7 @@ impl Pusher<'_> {
 
     fn push_bad(&self, kind: PushKind) {
         let payload = if kind == PushKind::KeyMissing { String::new() } else { self.payload(kind) };
+        // `payload` counts as well, so that no two pushes share a name
         if payload.is_empty() {
             self.count.set(self.count.get() + 1);
         }
@@ -258,6 +259,7 @@ impl Pusher<'_> {
             }
         };
         self.until(kind, begun, |node| config_ok(node, status, &reason));
+        // otherwise the hub's store would grow with each push of a long soak
         if let Some(object) = object {
             let deleted =
                 self.kubectl(|kubectl| kubectl.run(&["delete", "configmap", &object.name]).map(drop));

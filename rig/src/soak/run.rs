@@ -183,6 +183,7 @@ impl Soak {
         for (node, pushes) in NODES {
             let link = Link::start(address)
                 .map_err(|source| RigError::Io { tried: "start a link".into(), source })?;
+            // the other nodes run the agent as users have it, without fault injection
             let program: &Path = if pushes == Some(true) { &faulty } else { &plain };
             let mut agent_options = AgentOptions::new(program);
             agent_options.restart_after = Duration::from_millis(100);
