@@ -1,7 +1,8 @@
-//! `kedge images ls|pull|import|rm|prune`, and `kedge unpack`, which unpacks layers for them and for the agent.
+//! `kedge images ls|pull|import|rm|prune`, and `kedge unpack`, which unpacks layers for them and for the
+//! agent.
 //!
-//! Always holds: they work with and without a running agent, by the same files and locks; with `--output json` standard output is
-//! one JSON value; progress goes to standard error, and only to a terminal.
+//! Always holds: they work with and without a running agent, by the same files and locks; with `--output
+//! json` standard output is one JSON value; progress goes to standard error, and only to a terminal.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -33,7 +34,7 @@ use crate::net::transport::{Cancel, system_clock};
 /// How often progress is shown.
 const SHOWN_EVERY: Duration = Duration::from_millis(200);
 
-/// What `kedge images` was asked for.
+/// The task of `kedge images`.
 #[derive(Debug)]
 pub enum Task {
     List,
@@ -59,7 +60,7 @@ fn failed(error: impl std::fmt::Display) -> CommandError {
 /// `kedge images`.
 ///
 /// # Errors
-/// What could not be done, on which image.
+/// The step that failed, and on which image.
 pub fn run(options: &ImagesOptions, output: Output) -> Result<(), CommandError> {
     let root = &options.agent.places.root_dir;
     let program =
@@ -94,7 +95,7 @@ fn list(store: Store, options: &ImagesOptions, output: Output) -> Result<(), Com
     let records = store.records().map_err(failed)?;
     let sizes = store.layer_sizes().map_err(failed)?;
     let images: Vec<Value> = records.iter().map(|record| shown(record, &store, &sizes)).collect();
-    // where the local configuration is invalid, what is there can still be shown
+    // the preloaded images can be shown even where the local configuration is invalid
     let preloaded = Preloaded::new(&options.agent.places.preloaded_images).names();
     let preloaded: Vec<String> = preloaded
         .into_iter()
@@ -141,7 +142,8 @@ fn print_row(image: &Value) {
     }
 }
 
-/// How far the pulls are that go on now, by the names of their images, for people. What cannot be read is not shown.
+/// The progress of the pulls that are under way, by the names of their images, for people. An unreadable
+/// claim is left out.
 pub(crate) fn progress(root_dir: &Path) -> BTreeMap<String, String> {
     let store = Store::open(root_dir, Path::new("/proc/self/exe")).ok();
     let pulls = store.and_then(|store| store.under_way().ok()).unwrap_or_default();
@@ -161,7 +163,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// A puller with the settings of the agent that runs, or that the service's would have.
+/// A puller with the settings of the running agent, or those that the service's agent would have.
 fn puller(store: Store, options: &ImagesOptions) -> Result<Puller, CommandError> {
     Ok(Puller::new(
         store,
@@ -175,15 +177,16 @@ fn puller(store: Store, options: &ImagesOptions) -> Result<Puller, CommandError>
     ))
 }
 
-/// Where the configuration that the agent runs says that images come from, which may be a pushed one: what the node's pods can pull, an
-/// operator can. Without an agent, or where the command line names the files, the local one does.
+/// The registries of the configuration that the agent runs, which may be a pushed one: an operator can pull
+/// what the node's pods can pull. Without an agent, or where the command line names the files, those of the
+/// local configuration.
 fn registries(agent: &AgentOptions) -> Result<Registries, CommandError> {
     if !agent.names_local_files()
         && let Ok(answer) = client::get(&agent.places.socket(), "/configz")
         && answer.status == 200
         && let Ok(running) = serde_json::from_slice::<Value>(&answer.body)
     {
-        // it was judged when it was adopted
+        // the agent checked it when it adopted it
         let images = running["kubeletconfig"]["kedge"]["images"].as_object();
         return Ok(Registries::read(images, &mut |_, _| ()));
     }
@@ -238,7 +241,7 @@ fn import(
     Ok(())
 }
 
-/// `done`: by the names that they were asked for with.
+/// Prints the images `done`, each under the name that the user gave.
 fn taken(store: &Store, done: &[(String, Ready)], verb: &str, output: Output) {
     if output == Output::Json {
         let sizes = store.layer_sizes().unwrap_or_default();

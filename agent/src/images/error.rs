@@ -1,38 +1,39 @@
-//! Why an image is not there, by what happens next.
+//! Why an image is missing, sorted by what happens next.
 
 use std::error::Error;
 use std::fmt;
 
-/// What happens next.
+/// The kind of a failure, which decides what happens next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sort {
-    /// Its name is no reference: `InvalidImageName`. Nothing helps but another name.
+    /// Its name is not a valid reference: `InvalidImageName`. Only another name helps.
     Name,
-    /// It is not here and may not be fetched: `ErrImageNeverPull`.
+    /// It is not on the node and must not be fetched: `ErrImageNeverPull`.
     Never,
-    /// The registry did not answer, or asks to wait: try again, later.
+    /// The registry did not answer, or asks for a pause: try again later.
     Unreachable,
-    /// The same, after it sent much of what was lacking: the next try has less to fetch.
+    /// The same, after it sent much of the missing data: the next try has less to fetch.
     BrokeOff,
-    /// The registry does not give it to us, or has none of that name.
+    /// The registry refuses us, or does not have an image of that name.
     Denied,
-    /// No key that the configuration names has signed it: `SignatureValidationFailed`. A signature may come later.
+    /// No key that the configuration names has signed it: `SignatureValidationFailed`. A signature may come
+    /// later.
     Unsigned,
-    /// What the registry sent is not what it should be. Another try may help where a proxy garbled it.
+    /// The registry sent something other than promised. Another try may help where a proxy garbled it.
     Bad,
-    /// There is no room on the disk, or the disk failed.
+    /// The disk is full or failed.
     Disk,
-    /// Asked to stop.
+    /// The pull was cancelled.
     Cancelled,
 }
 
-/// Why an image is not there.
+/// Why an image is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullError {
     pub sort: Sort,
-    /// What was tried on which object, expected and found.
+    /// The step that was tried on which object, expected and found.
     pub text: String,
-    /// Every server was asked what the image is, and none answered.
+    /// No server answered the request for the image's manifest.
     pub is_outage: bool,
 }
 

@@ -1,7 +1,8 @@
-//! An OCI layout: a directory with `index.json` and blobs, as skopeo, umoci and buildkit write it, or a tar archive of one.
+//! An OCI layout: a directory with `index.json` and blobs, as skopeo, umoci and buildkit write it, or a tar
+//! archive of one.
 //!
-//! Always holds: what is read lies below the directory, whatever links it has; sizes are limited as those of a registry; the
-//! bytes are judged by whoever asked. A tar archive is unpacked by the confined process first.
+//! Always holds: everything read is below the directory, whatever links it has; sizes have the same limits as
+//! a registry's; the caller checks the bytes. A tar archive is unpacked by the confined process first.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -18,11 +19,11 @@ use super::source::{BlobStream, Fetched, Source};
 /// A layout in a directory.
 pub(super) struct Layout {
     directory: PathBuf,
-    /// For messages: what the operator named.
+    /// For messages: the path that the operator gave.
     shown: String,
 }
 
-/// One image of a layout, and what it is to be called.
+/// One image of a layout, and its name.
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) reference: Reference,
@@ -57,8 +58,8 @@ impl Layout {
         Ok(offered)
     }
 
-    /// The images in it, without what was attached to them. `name` is what the operator calls the only one, or the one for
-    /// this node; else each has to have a whole reference.
+    /// The images in it, without their attachments. `name` is the operator's name for the only image, or for
+    /// the one for this node; without it each image must carry a whole reference.
     pub(super) fn images(&self, name: Option<&Reference>) -> Result<Vec<Named>, PullError> {
         let mut offered = self.index()?;
         offered.retain(|entry| Attached::of(entry).is_none());

@@ -1,11 +1,12 @@
-//! Images on this node: from a registry, or a layout that somebody brought, to layers that containers mount.
+//! Images on this node: from a registry, or a layout on disk, to layers that containers mount.
 //!
-//! Owns the connections to registries, the order of files and records, and `kedge images`. Always holds: an image's record is
-//! written after all its layers are durable; bytes count only once they match the digest that was asked for; what is interrupted
-//! is continued. Everything here blocks: it lives on threads of its own, or in a command.
+//! Owns the connections to registries, the order of files and records, and `kedge images`. Always holds: an
+//! image's record is written after all its layers are durable; bytes count only once they match their digest;
+//! an interrupted download is resumed. Everything here blocks: it lives on threads of its own, or in a
+//! command.
 //!
-//! Leaves to others: decisions (`kedge_core::images`), files and confinement (`kedge_platform::images`), when a pod needs an
-//! image (`kedge_core::pods`).
+//! Leaves to others: decisions (`kedge_core::images`), files and confinement (`kedge_platform::images`), when
+//! a pod needs an image (`kedge_core::pods`).
 
 pub mod command;
 mod error;

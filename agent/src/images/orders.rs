@@ -1,7 +1,8 @@
-//! `PullImage`: what the pods' actor orders, performed and answered exactly once.
+//! `PullImage` orders of the pods' actor: each is performed and answered exactly once.
 //!
-//! Always holds: an order is answered by `ImageReady` or `Failed`, with upstream's sorts of failure; a Secret that cannot be read
-//! is passed over, as kubelet does, because another may serve. Blocks: call it on a thread for pulls.
+//! Always holds: an order is answered by `ImageReady` or `Failed`, with upstream's reasons for a failure; an
+//! unreadable Secret is skipped, as kubelet does, because another may serve. Blocks: call it on a thread for
+//! pulls.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ use super::store::{Store, blob_name};
 use crate::workloads;
 
 impl Puller {
-    /// Performs an order; `send` takes what the pods' actor has to hear.
+    /// Performs an order; `send` takes the events for the pods' actor.
     pub fn perform(&self, order: &ImageOrder, send: &dyn Fn(PodEvent)) {
         let (pod, container) = (order.pod.clone(), order.container.clone());
         let is_told = Cell::new(false);
@@ -55,7 +56,7 @@ impl Puller {
         let asked = self.ensure(&reference, order.policy, &secrets, progress);
         match asked {
             Err(outage) if outage.is_outage && self.uses_present_offline() => {
-                // without one that may be used the outage is what to tell
+                // the outage is reported only if no present image may be used instead
                 let present = self.ensure(&reference, PullPolicy::Never, &secrets, progress);
                 present.map_err(|_| outage.clone()).inspect(|_| {
                     warn!("image {reference} is used as it is here, for no registry answers: {outage}");
@@ -66,7 +67,7 @@ impl Puller {
     }
 }
 
-/// The sort of failure that upstream shows by a word of its own.
+/// The failures for which upstream has a reason of their own.
 fn reason(sort: Sort) -> FailureReason {
     match sort {
         Sort::Name => FailureReason::InvalidImageName,

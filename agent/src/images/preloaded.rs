@@ -1,7 +1,8 @@
 //! Images that came with the system: OCI layouts in a directory of the flashed root.
 //!
-//! Always holds: they are a source that is asked before any registry, and nothing is done with them before a pod needs one; the
-//! directory is only read. A layout that cannot be read is reported once and passed over, because another one, or a registry, may serve.
+//! Always holds: they are a source that is tried before any registry, and they are not unpacked before a pod
+//! needs one; the directory is only read. A layout that cannot be read is reported once and skipped, because
+//! another one, or a registry, may serve.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,16 +17,17 @@ use super::layout::{Layout, Named};
 
 /// Where images bring their layouts.
 pub const DEFAULT_DIRECTORY: &str = "/usr/share/kedge/images";
-/// Most layouts that are looked at: each is a file that a pull reads.
+/// Most layouts that are read: a pull reads a file of each.
 const MAX_LAYOUTS: usize = 256;
 /// Most lines that are logged: one for each layout, and those about the directory.
 const MAX_LINES: usize = MAX_LAYOUTS + 16;
 
-/// The directory: a layout itself, or one with layouts in it, which are asked in the order of their names.
+/// The directory: a layout itself, or one with layouts in it, which are tried in the order of their names.
 #[derive(Clone, Debug)]
 pub(super) struct Preloaded {
     directory: PathBuf,
-    /// What was logged: the directory belongs to the flashed root, so nothing of it changes while the agent runs.
+    /// The lines already logged: the directory belongs to the flashed root, so nothing of it changes while
+    /// the agent runs.
     logged: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -43,7 +45,7 @@ impl Preloaded {
         }
     }
 
-    /// The first layout that has this image, and the digest of what the image is called there.
+    /// The first layout that has this image, and the digest that the image's name stands for there.
     pub(super) fn find(&self, reference: &Reference) -> Option<(Layout, BlobDigest)> {
         self.layouts().find_map(|layout| {
             let images = self.listed(&layout)?;
@@ -52,7 +54,7 @@ impl Preloaded {
         })
     }
 
-    /// All of them, by the names that they have there.
+    /// All images, by the names that they have in the layouts.
     pub(super) fn names(&self) -> Vec<Named> {
         self.layouts().filter_map(|layout| self.listed(&layout)).flatten().collect()
     }
@@ -75,7 +77,7 @@ impl Preloaded {
         paths.into_iter().map(|path| Layout::new(&path, &path))
     }
 
-    /// That there is no such directory is the ordinary case.
+    /// A missing directory is normal and not reported.
     fn entries(&self) -> Vec<PathBuf> {
         let read = fs::read_dir(&self.directory)
             .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect());
@@ -96,7 +98,7 @@ impl Preloaded {
     }
 }
 
-/// A digest decides when a pod gives both.
+/// The digest decides when a pod gives both a tag and a digest.
 fn is_meant(wanted: &Reference, image: &Named) -> bool {
     let there = &image.reference;
     let is_same_repository = wanted.registry == there.registry && wanted.repository == there.repository;

@@ -1,10 +1,11 @@
-//! From a reference to an image that can be run.
+//! From a reference to an image that can run.
 //!
-//! Always holds: mirrors are asked first, then the registry; what has to be signed is, before anything but its manifest is fetched; a
-//! layer is fetched only if it is missing, continued where an earlier try ended, compared with its digest, unpacked, made durable; the
-//! record comes last. Blobs go once the record stands: on a device each byte is kept once. What a pull uses it has claimed before:
-//! removals go on beside it.
-//! Left to others: which pods wait, and when a failed pull is tried again.
+//! Always holds: mirrors are tried first, then the registry; an image that needs a signature is checked
+//! before anything but its manifest is fetched; a layer is fetched only if it is missing, resumed where an
+//! earlier try ended, compared with its digest, unpacked, made durable; the record is written last. Blobs are
+//! removed once the record is written: a device stores each byte once. A pull claims the files that it uses
+//! beforehand, so removals can run beside it. Left to others: which pods wait, and when a failed pull is
+//! tried again.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -43,20 +44,20 @@ use crate::net::transport::{Cancel, Lookup, WallClock};
 
 /// Bytes read from the network at a time.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// How often a download looks whether there is still room: other pulls and containers write meanwhile.
+/// How often a download checks that there is still room: other pulls and containers write meanwhile.
 const ROOM_BYTES: u64 = 8 << 20;
-/// How often a download is continued within one pull, each time after it got further.
+/// How often a download is resumed within one pull, each time after it got further.
 const MAX_RESUMES: u32 = 20;
-/// A try that brought this much does not count as one of them, and a pull that did is no reason to wait longer for the next: a link that
-/// cuts each connection after some MiB is slow, not broken.
+/// A try that brought this much does not count as one of them, and a pull that brought it does not lengthen
+/// the pause before the next: a link that cuts each connection after some MiB is slow, not broken.
 const PROGRESS_BYTES: u64 = 256 * 1024;
 /// A download that brings less than this in [`SLOWEST_TIME`] is given up: it holds up all pulls behind it.
 const SLOWEST_BYTES: u64 = 64 * 1024;
 const SLOWEST_TIME: Duration = Duration::from_secs(300);
 /// Most entries of a layer: the largest images known have 300,000 files in all their layers.
 const MAX_ENTRIES: u64 = 500_000;
-/// A layer may unpack to this much, and [`MOST_RATIO`] times its compressed size: gzip reaches 1000, real layers 10. A bomb
-/// would be written to flash again at each try.
+/// A layer may unpack to this much, and [`MOST_RATIO`] times its compressed size: gzip reaches 1000, real
+/// layers 10. A bomb would be written to flash again at each try.
 const LEAST_BYTES: u64 = 64 << 20;
 const MOST_RATIO: u64 = 100;
 /// Longest that one layer is unpacked: 8 GiB at 5 MB/s, an SD card's rate.
@@ -64,17 +65,17 @@ const UNPACK_TIME: Duration = Duration::from_secs(1800);
 /// How long to wait for a removal, or for another pull of the same blob, between two looks.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a [`Puller`] is made of.
+/// The parts of a [`Puller`].
 pub struct Options {
     pub registries: Registries,
-    /// A directory of OCI layouts that are asked before registries; it need not exist.
+    /// A directory of OCI layouts that are tried before registries; it need not exist.
     pub preloaded: PathBuf,
     pub clock: WallClock,
     pub proxies: ProxyEnvironment,
     pub cancel: Cancel,
 }
 
-/// What a pull is doing.
+/// The stage of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// The image was found: how many layers and bytes are missing.
@@ -85,12 +86,12 @@ pub enum Progress {
     Unpacking { digest: BlobDigest },
 }
 
-/// An image that can be run.
+/// An image that can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
     pub record: Record,
     pub config: ImageConfig,
-    /// What came over the network for it.
+    /// Bytes that the network brought for it.
     pub fetched_bytes: u64,
 }
 
@@ -99,22 +100,22 @@ pub struct Puller {
     store: Store,
     network: Network,
     registries: Registries,
-    /// None: they are not looked at.
+    /// `None`: preloaded images are not considered.
     preloaded: Option<Preloaded>,
     platform: Platform,
-    /// Of all that were made of the same one by [`Puller::until`].
+    /// Shared by all pullers that [`Puller::until`] made from the same one.
     bad: Arc<Mutex<BadArchives>>,
 }
 
-/// One image on its way.
+/// The pull of one image.
 struct Pull<'a> {
     puller: &'a Puller,
     reference: &'a Reference,
     progress: &'a dyn Fn(Progress),
     fetched_bytes: u64,
-    /// By so much blobs are longer than before.
+    /// Bytes by which blobs grew in this pull.
     gained_bytes: u64,
-    /// What its source says about its manifest.
+    /// The signatures that its source has for its manifest.
     signatures: SortedSet<Signature>,
 }
 
@@ -139,7 +140,7 @@ impl Puller {
         }
     }
 
-    /// The same puller, whose calls end when `cancel` is used.
+    /// The same puller, whose calls end when `cancel` is cancelled.
     #[must_use]
     pub fn until(&self, cancel: Cancel) -> Self {
         Self {
@@ -152,29 +153,29 @@ impl Puller {
         }
     }
 
-    /// Whether a pod takes the image that is here where no server answers.
+    /// Whether a pod may use the present image when no server answers.
     pub(crate) fn uses_present_offline(&self) -> bool {
         self.registries.uses_present_offline
     }
 
-    /// The same puller, which has what is unpacked already and nothing that came with the system.
+    /// The same puller, which uses unpacked images only, and no preloaded ones.
     #[must_use]
     pub fn of_what_is_unpacked(&self) -> Self {
         Self { preloaded: None, ..self.until(self.network.cancel.clone()) }
     }
 
-    /// Whether an image came with the system.
+    /// Whether an image is preloaded.
     #[must_use]
     pub fn is_preloaded(&self, image: &str) -> bool {
         let found = Reference::parse(image).ok().and_then(|name| self.preloaded.as_ref()?.find(&name));
         found.is_some()
     }
 
-    /// Sees that an image is there, by its policy. Blocks while it is fetched. `secrets` are the pod's; the node's own
-    /// credentials are tried after them.
+    /// Makes the image available, by its pull policy. Blocks while it is fetched. `secrets` are the pod's;
+    /// the node's own credentials are tried after them.
     ///
     /// # Errors
-    /// It is not there; see [`PullError::sort`]. What was fetched so far stays for the next try.
+    /// The image is missing; see [`PullError::sort`]. Bytes fetched so far stay for the next try.
     pub fn ensure(
         &self,
         reference: &Reference,
@@ -197,7 +198,7 @@ impl Puller {
         let present = present.filter(|_| judged.is_ok());
         match (policy.decide(reference, present.is_some()), present) {
             (Decision::Use, Some((record, config))) => return Ok(Ready { record, config, fetched_bytes: 0 }),
-            // who asks for it anew each time means the registry's
+            // policy Always asks for the registry's image, not for the preloaded one
             (decision, None) if policy != PullPolicy::Always => {
                 match self.take_preloaded(reference, progress) {
                     Some(Err(error)) if decision == Decision::Pull && !error.is_final() => {
@@ -218,7 +219,7 @@ impl Puller {
         self.ask_registries(reference, &keyring, progress)
     }
 
-    /// The image, if it came with the system. Not a pull: neither "Pulling" nor "Pulled" is reported of it.
+    /// The image, if it is preloaded. This is not a pull: neither "Pulling" nor "Pulled" is reported of it.
     fn take_preloaded(
         &self,
         reference: &Reference,
@@ -234,7 +235,7 @@ impl Puller {
         Some(taken.map(|ready| Ready { fetched_bytes: 0, ..ready }))
     }
 
-    /// Whether an image that is here may be used under this name.
+    /// Whether the signature policy allows a present image under this name.
     fn judge(&self, reference: &Reference, record: &Record) -> Result<(), String> {
         self.registries.signatures.judge(
             reference,
@@ -278,6 +279,7 @@ impl Puller {
             }
         }
         let mut error = failed.unwrap_or_else(|| PullError::new(Sort::Bad, "no registry"));
+        // a pull that got further must not wait as long for its next try as one that reached nobody
         if error.sort == Sort::Unreachable && gained >= PROGRESS_BYTES {
             error.sort = Sort::BrokeOff;
         }
@@ -285,10 +287,10 @@ impl Puller {
         Err(PullError { text, is_outage: !has_answered.get(), ..error })
     }
 
-    /// Takes the images of an OCI layout, a directory or a tar archive of one.
+    /// Imports the images of an OCI layout, a directory or a tar archive of one.
     ///
     /// # Errors
-    /// One of them cannot be taken; those before it were.
+    /// One of them cannot be imported; those before it were.
     pub fn import(
         &self,
         path: &Path,
@@ -343,7 +345,7 @@ impl Puller {
         taken.collect()
     }
 
-    /// Holds off removals; waits for one that is under way.
+    /// Blocks removals; waits for one that is under way.
     fn hold(&self) -> Result<kedge_platform::images::Hold, PullError> {
         loop {
             let hold = self.store.files.hold_shared().map_err(|error| PullError::disk(&error))?;
@@ -364,7 +366,7 @@ impl Puller {
         Ok(())
     }
 
-    /// Whether somebody still wants the image: a server may have sent much that waits to be read.
+    /// Whether somebody still wants the image: a server may already have sent much that is not read yet.
     fn go_on(&self) -> Result<(), PullError> {
         match self.network.cancel.is_cancelled() {
             true => Err(PullError::new(Sort::Cancelled, "cancelled")),
@@ -388,7 +390,7 @@ impl<'a> Pull<'a> {
         Self { puller, reference, progress, fetched_bytes, gained_bytes, signatures: SortedSet::new() }
     }
 
-    /// `name` is the tag or digest by which the source is asked.
+    /// `name` is the tag or digest that the source is asked for.
     fn run(&mut self, source: &mut dyn Source, name: &str) -> Result<Ready, PullError> {
         let (digest, manifest) = self.resolve(source, name)?;
         self.signatures = self.signatures(source, digest, &manifest)?;
@@ -399,7 +401,7 @@ impl<'a> Pull<'a> {
         let taken = self.take_in(source, &manifest, &mut claim, digest);
         let blobs = manifest.layers.iter().map(|layer| &layer.blob).chain([&manifest.config]);
         drop(claim);
-        // on a disk that has no room for the rest what was fetched is of no use, either
+        // on a full disk the fetched blobs are useless, too, because the rest has no room
         if taken.as_ref().map_or_else(|error| error.sort == Sort::Disk, |_| true) {
             // a leftover is removed by the next prune
             let _ = self.puller.store.remove_blobs(blobs.filter_map(|blob| blob_name(&blob.digest)));
@@ -407,8 +409,9 @@ impl<'a> Pull<'a> {
         taken
     }
 
-    /// The signatures of what was resolved, where they are asked for: one of them convinces, or one that is known does. From
-    /// a layout also those that nobody asks for now, for a configuration to come.
+    /// The signatures of the resolved image, where a policy requires some: one of them convinces, or one that
+    /// is known already does. A layout's signatures are taken even if no policy requires them now, for a
+    /// later configuration.
     fn signatures(
         &self,
         source: &mut dyn Source,
@@ -429,8 +432,8 @@ impl<'a> Pull<'a> {
         })
     }
 
-    /// Whether the image is there with a signature that convinces. Its ID covers what its layers unpack to, so it is the same image
-    /// whatever manifest leads to it.
+    /// Whether the image is present with a signature that convinces. Its ID covers the unpacked content of
+    /// its layers, so it is the same image whatever manifest leads to it.
     fn is_known_as_signed(&self, manifest: &Manifest) -> Result<bool, PullError> {
         let _hold = self.puller.hold()?;
         let records = self.puller.store.records()?;
@@ -438,7 +441,7 @@ impl<'a> Pull<'a> {
         Ok(known.is_some_and(|record| self.puller.judge(self.reference, record).is_ok()))
     }
 
-    /// The image, if it is there; else a claim of its blobs.
+    /// The image, if it is present; otherwise a claim of its blobs.
     fn known_or_claimed(
         &self,
         digest: BlobDigest,
@@ -458,7 +461,7 @@ impl<'a> Pull<'a> {
         Ok(Err(store.claim_pull(self.reference, manifest.size_bytes(), blobs)?))
     }
 
-    /// The config, and the layers, unpacked; then the record.
+    /// Fetches the config, fetches and unpacks the layers, then writes the record.
     fn take_in(
         &mut self,
         source: &mut dyn Source,
@@ -498,12 +501,12 @@ impl<'a> Pull<'a> {
         blob.size_bytes - have
     }
 
-    /// Whether so many bytes may still be written.
+    /// Checks that this many bytes may still be written.
     fn take_room(&self, bytes: u64) -> Result<(), PullError> {
         self.puller.store.room()?.take(bytes).map_err(|why| PullError::new(Sort::Disk, why))
     }
 
-    /// Writes down what it is called.
+    /// Writes the record with the image's name.
     fn save(
         &self,
         mut record: Record,
@@ -517,7 +520,7 @@ impl<'a> Pull<'a> {
         self.puller.store.save(record, config)
     }
 
-    /// The digest of what was asked for, and the manifest of the image for this node.
+    /// The digest that the name stands for, and the manifest of the image for this node.
     fn resolve(&mut self, source: &mut dyn Source, name: &str) -> Result<(BlobDigest, Manifest), PullError> {
         let fetched = source.manifest(name)?;
         self.fetched_bytes += fetched.bytes.len() as u64;
@@ -579,7 +582,7 @@ impl<'a> Pull<'a> {
         Ok((config, bytes))
     }
 
-    /// Fetches and unpacks what is missing.
+    /// Fetches and unpacks the missing layers.
     fn layers(
         &mut self,
         source: &mut dyn Source,
@@ -587,6 +590,7 @@ impl<'a> Pull<'a> {
         layers: &[Layer],
     ) -> Result<(), PullError> {
         let files = &self.puller.store.files;
+        // a kernel without overlayfs mounts one directory: all archives are unpacked into the top layer
         let is_merged = !self.puller.store.has_overlay()? && layers.len() > 1;
         let is_missing =
             |chain: &BlobDigest| blob_name(chain).is_none_or(|name| files.layers.record(&name).is_none());
@@ -638,7 +642,8 @@ impl<'a> Pull<'a> {
         }
     }
 
-    /// Unpacks archives into the layer at `target`; so many bytes are kept for what is still to be fetched.
+    /// Unpacks archives into the layer at `target`; leaves room for this many bytes that are still to be
+    /// fetched.
     fn unpack(
         &self,
         manifest: &Manifest,
@@ -682,7 +687,7 @@ impl<'a> Pull<'a> {
                 PullError::disk(&error)
             }
             UnpackError::Cancelled { .. } => PullError::new(Sort::Cancelled, error.to_string()),
-            // the limit was not the archive's, but what the disk has
+            // the limit came from the free space, not from the archive
             UnpackError::ManyBytes { .. } if limits.bytes < most => {
                 let text = format!("{}; the disk has {} bytes for it", chain(&error), limits.bytes);
                 PullError::new(Sort::Disk, text)
@@ -693,7 +698,7 @@ impl<'a> Pull<'a> {
             }
             _ => {
                 let blobs = archives.iter().filter_map(|at| blob_name(&manifest.layers[*at].blob.digest));
-                // one that went bad here is fetched again by the next try
+                // a blob that was damaged on this disk is fetched again by the next try
                 let bad = blobs.filter(|name| matches!(files.blobs.verify(name), Ok(false))).count();
                 let note = if bad > 0 { "; it went bad on this disk and was discarded" } else { "" };
                 let text = format!("{}{note}", chain(&error));
@@ -705,11 +710,11 @@ impl<'a> Pull<'a> {
         })
     }
 
-    /// Sees that a blob is there.
+    /// Makes a blob available.
     fn fetch(&mut self, source: &mut dyn Source, blob: &Blob) -> Result<BlobName, PullError> {
         let name = blob_name(&blob.digest).ok_or_else(|| PullError::new(Sort::Bad, "no digest"))?;
         let (mut resumes, mut is_again) = (0, false);
-        // of all tries: one that is continued again and again is no faster
+        // one pace for all tries: a download that is resumed again and again is no faster
         let mut pace = Pace::begin(Instant::now());
         loop {
             let waits_since = Instant::now();
@@ -732,7 +737,7 @@ impl<'a> Pull<'a> {
             self.gained_bytes += gained;
             match part.finish() {
                 Ok(()) => return Ok(name),
-                // what an earlier try left may have been what was wrong
+                // the fault may be in the bytes of an earlier try
                 Err(BlobError::Differs { .. }) if from > 0 && !is_again => is_again = true,
                 Err(BlobError::Short { .. }) if gained > 0 && resumes < MAX_RESUMES => {
                     resumes += u32::from(gained < PROGRESS_BYTES);
@@ -763,6 +768,7 @@ impl<'a> Pull<'a> {
             return Ok(());
         }
         let mut stream = source.blob(blob, part.length())?;
+        // a server that has no such byte may have another blob than the earlier try: begin anew
         if stream.is_none() && part.length() > 0 {
             part.restart().map_err(|error| blob_failed(source, &error))?;
             stream = source.blob(blob, 0)?;
@@ -775,6 +781,7 @@ impl<'a> Pull<'a> {
             );
             return Err(PullError::new(Sort::Bad, text));
         };
+        // a server without ranges sends everything again
         if stream.starts_at != part.length() {
             part.restart().map_err(|error| blob_failed(source, &error))?;
         }
@@ -821,7 +828,7 @@ impl<'a> Pull<'a> {
     }
 }
 
-/// How fast a download is, whatever tries it takes.
+/// The rate of a download over all its tries.
 struct Pace {
     since: Instant,
     bytes: u64,
@@ -832,12 +839,12 @@ impl Pace {
         Self { since: now, bytes: 0 }
     }
 
-    /// So long it waited for another pull, which is nobody's fault.
+    /// Excludes time spent waiting for another pull, which is nobody's fault.
     fn pause(&mut self, waited: Duration) {
         self.since += waited;
     }
 
-    /// So much more came; whether that is fast enough. Once it was not, it is not any more.
+    /// Counts further bytes; returns whether the download is still fast enough. Once false, it stays false.
     fn is_kept(&mut self, bytes: u64, now: Instant) -> bool {
         self.bytes += bytes;
         if now.saturating_duration_since(self.since) < SLOWEST_TIME {
@@ -869,13 +876,13 @@ fn unreadable(path: &Path, error: &std::io::Error) -> PullError {
     PullError::new(Sort::Bad, format!("cannot read {}: {error}", path.display()))
 }
 
-/// By what archives are known that could not be unpacked into the layer of the last of them.
+/// The key under which archives are remembered that could not be unpacked into the layer of the last of them.
 fn bad_key(manifest: &Manifest, layers: &[Layer], archives: &[usize]) -> Option<BlobDigest> {
     let blobs = archives.iter().map(|at| &manifest.layers[*at].blob.digest);
     Some(BadArchives::key(&layers[*archives.last()?].chain, blobs))
 }
 
-/// The layers of an image by what they unpack to, the base first.
+/// The layers of an image by their unpacked content, the base first.
 fn chained(diff_ids: &[BlobDigest]) -> Vec<Layer> {
     let mut below = None;
     let layers = diff_ids.iter().map(|diff| {
@@ -886,7 +893,7 @@ fn chained(diff_ids: &[BlobDigest]) -> Vec<Layer> {
     layers.collect()
 }
 
-/// What this machine runs.
+/// The platform of this machine.
 fn this_platform() -> Platform {
     let cpuinfo = read_named_file(Path::new("/proc/cpuinfo"), 1 << 20).unwrap_or_default();
     let text = String::from_utf8_lossy(&cpuinfo);
@@ -901,7 +908,8 @@ fn this_platform() -> Platform {
 mod tests {
     use super::*;
 
-    /// A registry that sends a byte each 20 s, and breaks off before the limit of a try, holds up others no longer than that.
+    /// A registry that sends a byte each 20 s, and breaks off before the limit of a try, delays others no
+    /// longer than that limit.
     #[test]
     fn slow_download_is_given_up_whatever_tries_it_takes() {
         let begun = Instant::now();

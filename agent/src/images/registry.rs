@@ -1,9 +1,9 @@
 //! One registry, by the OCI distribution API: manifests, blobs, authentication, redirects.
 //!
-//! Always holds: every wait has a limit and every answer a size; a password goes to the registry it belongs to, or to the token
-//! server that this registry named, never to where a redirect leads; a redirect never leads from TLS to plain HTTP; credentials
-//! are tried in kubelet's order, anonymously only where there are none.
-//! Left to others: what bytes mean, where they go, when to try again.
+//! Always holds: every wait has a limit and every answer a size; a password is sent to the registry it
+//! belongs to, or to the token server that this registry named, never to the target of a redirect; a redirect
+//! never leads from TLS to plain HTTP; credentials are tried in kubelet's order, anonymously only where there
+//! are none. Left to others: the meaning of the bytes, their destination, when to try again.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -45,12 +45,12 @@ const MAX_AGENTS: usize = 4;
 const MAX_REDIRECTS: usize = 5;
 /// Longest URL that is followed: signed ones of object stores have about 2 KiB.
 const MAX_URL_BYTES: usize = 8 * 1024;
-/// Most bytes read of an answer that says no.
+/// Most bytes read of a refusal.
 const MAX_REFUSAL_BYTES: u64 = 16 * 1024;
 /// Most characters of a registry's own words that an error carries on.
 const SHOWN_CHARS: usize = 300;
 
-/// What all registries are reached with.
+/// The means by which all registries are reached.
 #[derive(Clone)]
 pub(super) struct Network {
     pub(super) lookup: Arc<Lookup>,
@@ -60,7 +60,7 @@ pub(super) struct Network {
     pub(super) proxies: ProxyEnvironment,
 }
 
-/// A server with its scheme: what a password belongs to.
+/// A server with its scheme: a password belongs to one of these.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Site {
     is_plain: bool,
@@ -78,7 +78,7 @@ pub(super) struct Registry<'a> {
     /// How many of the credentials were refused.
     refused: usize,
     authorization: Option<String>,
-    /// Whether the present authorization has served: then a 401 means that it has expired.
+    /// Whether the present authorization was accepted before: then a 401 means that it has expired.
     has_served: bool,
     /// At most [`MAX_AGENTS`], whatever names the registry redirects to.
     agents: SortedMap<Site, Agent>,
@@ -114,13 +114,14 @@ impl<'a> Registry<'a> {
         format!("{}://{server}/v2/{}/{path}", self.endpoint.scheme(), self.image.repository)
     }
 
-    /// The answer to a request, after authentication and redirects; its status is 200 or 206, or 416 to a range.
+    /// The answer to a request, after authentication and redirects; its status is 200 or 206, or 416 to a
+    /// range.
     fn get(&mut self, path: &str, accept: Option<&str>, from: u64) -> Result<Answer, PullError> {
         let url = self.url(path);
-        // each credential once, an expired token, and the anonymous first request
+        // tries each credential once, an expired token, and the anonymous first request
         for _ in 0..self.credentials.len() + 3 {
             let (answered, answer) = self.follow(&url, accept, from)?;
-            // a server to which a redirect led may not ask for this registry's password
+            // the target of a redirect may not ask for this registry's password
             let is_registry = site_of(&answered)? == site_of(&url)?;
             match answer.status().as_u16() {
                 200 | 206 => {
@@ -145,13 +146,13 @@ impl<'a> Registry<'a> {
         self.has_served = false;
     }
 
-    /// Sends a request and follows redirects; gives the URL that answered.
+    /// Sends a request and follows redirects; returns the URL that answered, too.
     fn follow(&mut self, url: &str, accept: Option<&str>, from: u64) -> Result<(String, Answer), PullError> {
         let own = site_of(url)?;
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
             let site = site_of(&url)?;
-            // a registry's password is nobody else's business
+            // only the registry itself gets its password
             let authorization = if site == own { self.authorization.clone() } else { None };
             let answer = self.send(&site, &url, accept, authorization.as_deref(), from)?;
             if !answer.status().is_redirection() {
@@ -219,7 +220,7 @@ impl<'a> Registry<'a> {
             request.call()
         };
         let mut outcome = request();
-        // a kept connection that the registry has closed meanwhile; reading twice does no harm
+        // the registry has closed a kept connection meanwhile; reading twice is harmless
         if matches!(&outcome, Err(ureq::Error::Io(error)) if error.kind() != io::ErrorKind::TimedOut) {
             outcome = request();
         }
@@ -309,7 +310,7 @@ impl<'a> Registry<'a> {
         })
     }
 
-    /// Meets the challenge of a 401, or says that it cannot be met.
+    /// Answers the challenge of a 401, or reports that it cannot.
     fn authenticate(&mut self, url: &str, answer: Answer) -> Result<(), PullError> {
         if self.authorization.is_some() && !self.has_served {
             self.refuse();
@@ -391,7 +392,7 @@ impl Source for Registry<'_> {
                 let range = text_of(answer.headers(), &header::CONTENT_RANGE).unwrap_or_default();
                 match range_start(&range) {
                     Some(start) if start == from => from,
-                    // another part than was asked for is of no use
+                    // another part than the requested one is useless
                     _ => return Ok(None),
                 }
             }
@@ -414,10 +415,11 @@ impl Source for Registry<'_> {
     }
 }
 
-/// Asks whether a registry is there, and speaks as the configuration has it: no name of an image is needed, and no password.
+/// Checks that a registry answers with the configured protocol: this needs neither an image's name nor a
+/// password.
 ///
 /// # Errors
-/// Why it is not, in words for an operator.
+/// Why it does not, in words for an operator.
 pub(crate) fn ping(
     registries: &Registries,
     endpoint: Endpoint,
@@ -437,7 +439,7 @@ pub(crate) fn ping(
     let answer = site_of(&url).and_then(|site| registry.send(&site, &url, None, None, 0));
     let answer = answer.map_err(|error| error.text)?;
     match answer.status().as_u16() {
-        // a registry that wants a password says so even there
+        // a registry that wants a password answers 401 here
         200 | 401 => Ok(()),
         _ => Err(refusal(&url, answer).text),
     }
@@ -466,7 +468,8 @@ fn body(url: &str, answer: Answer, limit: usize) -> Result<Vec<u8>, PullError> {
     Ok(bytes)
 }
 
-/// Everything, or what came until the time was over: the limit of a single read does not end a body that comes byte by byte.
+/// Everything, or the bytes that arrived within the time: the limit of a single read does not end a body that
+/// arrives byte by byte.
 pub(super) fn read_within(limit: Duration, mut source: impl Read) -> (Vec<u8>, io::Result<()>) {
     let end = Instant::now() + limit;
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
@@ -484,15 +487,15 @@ pub(super) fn read_within(limit: Duration, mut source: impl Read) -> (Vec<u8>, i
     }
 }
 
-/// The other side ended the connection, as some servers do that do not understand what comes.
+/// The peer closed the connection, as some servers do that do not understand the request.
 fn ended(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
-/// What to do about a registry that is asked without TLS and wants it.
+/// Advice for a registry that is contacted without TLS and wants it.
 const HAS_TLS: &str = "it seems to answer with TLS alone: take it out of kedge.images.insecureRegistries, and name its CA in kedge.images.certificateAuthorities";
 
-/// An answer that says no, in the registry's own words.
+/// The error for a refusal, in the registry's own words.
 fn refusal(url: &str, answer: Answer) -> PullError {
     let status = answer.status();
     let sort = match status.as_u16() {
@@ -501,7 +504,7 @@ fn refusal(url: &str, answer: Answer) -> PullError {
         _ => Sort::Bad,
     };
     let reader = answer.into_body().into_with_config().limit(u64::MAX).reader();
-    // what could be read is enough
+    // the bytes that could be read are enough
     let (bytes, _) = read_within(BODY, reader.take(MAX_REFUSAL_BYTES));
     let said = serde_json::from_slice::<serde_json::Value>(&bytes).ok().and_then(|value| {
         let first = value.pointer("/errors/0")?;
@@ -512,14 +515,14 @@ fn refusal(url: &str, answer: Answer) -> PullError {
     let said: String =
         excerpt_of(&said, SHOWN_CHARS).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let separator = if said.is_empty() { "" } else { ": " };
-    // Go's servers and nginx say so in words
+    // Go's servers and nginx report this in words
     let asks_for_tls =
         url.starts_with("http:") && status == StatusCode::BAD_REQUEST && said.contains("HTTPS");
     let advice = if asks_for_tls { format!("; {HAS_TLS}") } else { String::new() };
     PullError::new(sort, format!("GET {}: {status}{separator}{said}{advice}", without_query(url)))
 }
 
-/// A query may hold a signature that is a password for a while.
+/// A query may contain a signature that serves as a password for a while.
 fn without_query(url: &str) -> &str {
     url.split('?').next().unwrap_or(url)
 }
@@ -556,7 +559,8 @@ fn shown_site(site: &Site) -> String {
     names_of(site).swap_remove(0)
 }
 
-/// What the configuration may call a server, the shortest first: without the port if it is the scheme's own, and with it.
+/// The names that the configuration may use for a server, the shortest first: without the port if it is the
+/// scheme's own, and with it.
 fn names_of(site: &Site) -> Vec<String> {
     let host = if site.host.contains(':') { format!("[{}]", site.host) } else { site.host.clone() };
     let with_port = format!("{host}:{}", site.port);

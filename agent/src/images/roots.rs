@@ -1,7 +1,7 @@
-//! Whom to believe about a registry's certificate: the authorities of the system, and for single registries one more.
+//! The authorities for a registry's certificate: those of the system, and one more for single registries.
 //!
-//! Always holds: a system without a file of authorities has none, and an error says so; a certificate of the system's that cannot
-//! be read is passed over, one that the configuration names is an error.
+//! Always holds: a system without a file of authorities has none, and an error says so; an unreadable
+//! certificate of the system is skipped, an unreadable one of the configuration is an error.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use rustls::pki_types::pem::PemObject;
 
 use crate::errors::chain;
 
-/// Where distributions keep them, in the order in which Go's crypto/x509 looks.
+/// The paths of distributions, in the order of Go's crypto/x509.
 const SYSTEM: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -37,7 +37,7 @@ pub(super) fn system_roots() -> RootCertStore {
 /// The authorities for one registry: the system's, shared, and perhaps one more.
 ///
 /// # Errors
-/// What the configuration names cannot be used.
+/// The authority that the configuration names cannot be used.
 pub(super) fn roots(
     system: Arc<RootCertStore>,
     authority: Option<&Authority>,

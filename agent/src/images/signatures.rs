@@ -1,8 +1,9 @@
-//! Signatures of images: what a source has of them, and the arithmetic that core is handed.
+//! Signatures of images: reading them from a source, and the verification that core is handed.
 //!
-//! Always holds: a signed text is read into memory within its limits of size and time, never to the disk; one that cannot be used is
-//! passed over and named, because another may do; a source that does not answer is no source without signatures.
-//! Left to others: what a signature says and whom it convinces (`kedge_core::images::signature`).
+//! Always holds: a signed text is read into memory within its limits of size and time, never to the disk; an
+//! unusable one is skipped and reported, because another may serve; a source that does not answer is not
+//! treated as one without signatures. Left to others: the content of a signature, and which ones convince
+//! (`kedge_core::images::signature`).
 
 use std::io::Read;
 
@@ -25,16 +26,16 @@ pub(super) fn is_by(key: &PublicKey, text: &[u8], signature: &[u8]) -> bool {
     UnparsedPublicKey::new(algorithm, &key.bytes).verify(text, signature).is_ok()
 }
 
-/// What a source has for one manifest.
+/// A source's signatures for one manifest.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) signatures: SortedSet<Signature>,
-    /// Why there are none, or what was passed over: the first such thing.
+    /// The first reason why signatures are missing or were skipped.
     pub(super) problem: Option<String>,
 }
 
 impl Found {
-    /// Notes what the source has and cannot be used; what may be there another time ends the search.
+    /// Records why a signature of the source is unusable; a failure that may pass ends the search.
     fn passed_over(&mut self, error: PullError) -> Result<(), PullError> {
         match error.sort {
             Sort::Denied | Sort::Bad => {
@@ -49,7 +50,7 @@ impl Found {
 /// The signatures that a source has for a manifest.
 ///
 /// # Errors
-/// What it has is unknown: it did not answer, or the pull was cancelled.
+/// The source did not answer, or the pull was cancelled: its signatures are unknown.
 pub(super) fn of(source: &mut dyn Source, manifest: &BlobDigest) -> Result<Found, PullError> {
     let mut found = Found::default();
     let mut listed = Vec::new();
@@ -64,7 +65,7 @@ pub(super) fn of(source: &mut dyn Source, manifest: &BlobDigest) -> Result<Found
             }
         }
     }
-    // who signs again signs the same text
+    // a signer that signs again signs the same text
     let mut texts: SortedMap<BlobDigest, Vec<u8>> = SortedMap::new();
     let beyond = listed.len().saturating_sub(MAX_SIGNATURES);
     for one in listed.into_iter().skip(beyond) {
@@ -91,7 +92,7 @@ fn bad(source: &dyn Source, manifest: &BlobDigest, why: &str) -> PullError {
     PullError::new(Sort::Bad, format!("{}: {}: {why}", source.shown(), signature::tag(manifest)))
 }
 
-/// A signed text; its digest is checked by whoever reads it.
+/// A signed text; the caller checks its digest.
 fn text(source: &mut dyn Source, blob: &Blob) -> Result<Vec<u8>, PullError> {
     let shown = format!("{}: signed text {}", source.shown(), blob.digest);
     let Some(stream) = source.blob(blob, 0)? else {
@@ -108,7 +109,7 @@ mod tests {
     use base64::Engine as _;
     use base64::prelude::BASE64_STANDARD;
 
-    /// Made by `openssl dgst -sha256 -sign` and `openssl pkeyutl -sign -rawin`: what cosign makes with such keys.
+    /// Made by `openssl dgst -sha256 -sign` and `openssl pkeyutl -sign -rawin`, like cosign's with such keys.
     const TEXT: &[u8] = br#"{"critical":{"identity":{"docker-reference":"r.lan/team/app"},"image":{"docker-manifest-digest":"sha256:0000000000000000000000000000000000000000000000000000000000000007"},"type":"cosign container image signature"},"optional":null}"#;
     const P256: [&str; 2] = [
         "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEIJweQBvnoC9gUotZyfRLDXrRpf16OBH88cGWIg16Z4BTLdHpcrMKxh1WYeZNeMNtnGCWXTvOa/Aqflv3T3V6Sg==",

@@ -1,4 +1,4 @@
-//! Where an image comes from: a registry or a layout. The puller is the same for both.
+//! The source of an image: a registry or a layout. The puller treats both alike.
 
 use std::io::Read;
 
@@ -10,13 +10,13 @@ use super::error::PullError;
 /// An index or a manifest, as it came.
 pub(super) struct Fetched {
     pub(super) bytes: Vec<u8>,
-    /// What the source called it.
+    /// The type that the source declared.
     pub(super) content_type: Option<String>,
 }
 
-/// The bytes of a blob from some place on.
+/// The bytes of a blob from some offset on.
 pub(super) struct BlobStream {
-    /// The place: what was asked for, or 0 where the source cannot begin elsewhere.
+    /// The offset: the requested one, or 0 where the source can begin nowhere else.
     pub(super) starts_at: u64,
     pub(super) reader: Box<dyn Read>,
 }
@@ -28,10 +28,10 @@ pub(super) trait Source {
     /// A blob from byte `from` on; `None`: the source has no such byte.
     fn blob(&mut self, blob: &Blob, from: u64) -> Result<Option<BlobStream>, PullError>;
 
-    /// The manifests that list signatures of this one. `Denied`: there is none.
+    /// The manifests that list signatures of this one. Fails with `Denied` if the source has none.
     fn signatures(&mut self, manifest: &BlobDigest) -> Result<Vec<Vec<u8>>, PullError>;
 
-    /// Whether it costs no request to ask.
+    /// Whether asking costs no request.
     fn is_at_hand(&self) -> bool;
 
     /// For messages: the registry or the path.

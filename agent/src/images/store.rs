@@ -1,9 +1,10 @@
-//! The images of this node: records, and what is removed.
+//! The images of this node: their records, and their removal.
 //!
-//! Always holds: records are read, changed and written under one lock, an image's config before its record; an image goes record
-//! first, then the layers that no record names, no pull claims and nothing mounts, then configs and blobs. A removal waits for no
-//! pull, only for the moments in which one claims what it uses. What pods need stands in `needed.json`, so that a command knows it
-//! without a running agent; while that file cannot be read, everything counts as needed.
+//! Always holds: records are read, changed and written under one lock, an image's config before its record;
+//! removal deletes an image's record first, then the layers that no record names, no pull claims and nothing
+//! mounts, then configs and blobs. A removal waits for no pull, only for the moments in which one claims its
+//! files. `needed.json` lists the images that pods need, so that a command knows them without a running
+//! agent; while that file cannot be read, everything counts as needed.
 
 use kedge_core::images::thresholds::{Collected, Thresholds};
 use std::collections::BTreeSet;
@@ -24,24 +25,25 @@ use kedge_platform::{Files, ReadError, linux};
 use super::error::{PullError, Sort};
 use crate::errors::chain;
 
-/// Most images; each costs a start the reading of a record. One more is refused: a list that is not whole blocks removals.
+/// Most images; each costs a start the reading of a record. One more is refused: an incomplete list would
+/// block removals.
 const MAX_IMAGES: usize = 2000;
-/// Most files listed: records, and what cuts left of writing them.
+/// Most files listed: records, and half-written ones that power cuts left.
 const MAX_LISTED: usize = 2 * MAX_IMAGES;
-/// Longest list of what pods need: 10,000 pods with a reference of 200 bytes each.
+/// Longest list of needed images: 10,000 pods with a reference of 200 bytes each.
 const NEEDED_BYTES: usize = 4 << 20;
 const NEEDED: &str = "needed.json";
 const RECORDS: &str = "records";
 /// Configs of images, each named by its digest: the image's ID.
 const CONFIGS: &str = "configs";
 
-/// What was removed, and what stays although it should go.
+/// The removed images, and the failures.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
     /// Names of images, or their IDs.
     pub images: Vec<String>,
     pub bytes: u64,
-    /// What could not be removed or looked at, and why; the rest was removed.
+    /// Objects that could not be removed or read, and why; the rest was removed.
     pub problems: Vec<String>,
 }
 
@@ -53,15 +55,15 @@ impl Removed {
     }
 }
 
-/// What goes besides images.
+/// The leftovers that a removal deletes besides images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leftovers {
-    /// Layers alone: what an interrupted pull fetched stays for its next try.
+    /// Layers only: the blobs of an interrupted pull stay for its next try.
     Layers,
     All,
 }
 
-/// How the line of a claim begins that says what is pulled: its compressed bytes and its name follow.
+/// Begin of the line of a claim that names a pulled image: its compressed bytes and its name follow.
 const PULL: &str = "pull ";
 
 /// An image that is being fetched or unpacked.
@@ -71,7 +73,7 @@ pub(crate) struct UnderWay {
     /// The whole reference.
     pub(crate) name: String,
     pub(crate) size_bytes: u64,
-    /// Fetched of those, or already here.
+    /// Fetched, or already present.
     pub(crate) have_bytes: u64,
 }
 
@@ -83,7 +85,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// The images below `root_dir`; directories that are missing are made. `program` is this very program.
+    /// Opens the images below `root_dir`; makes missing directories. `program` is this very program.
     ///
     /// # Errors
     /// A directory cannot be made.
@@ -96,7 +98,7 @@ impl Store {
     /// All records.
     ///
     /// # Errors
-    /// The directory cannot be listed: what there is is unknown.
+    /// The directory cannot be listed, so the records are unknown.
     pub fn records(&self) -> Result<Records, PullError> {
         let mut records = Records::default();
         let listing = match self.state.list(Path::new(RECORDS), MAX_LISTED) {
@@ -104,7 +106,7 @@ impl Store {
             listing => listing.map_err(|error| PullError::disk(&error))?,
         };
         for entry in &listing.entries {
-            // a name that is no text is no version's
+            // no version writes a name that is not text
             let Some(name) = entry.name.to_str().filter(|name| name.ends_with(".json")) else { continue };
             let read = self.state.read(&Path::new(RECORDS).join(&entry.name), MAX_RECORD_BYTES);
             let unreadable = |error: ReadError| match &error {
@@ -119,14 +121,14 @@ impl Store {
         Ok(records)
     }
 
-    /// Writes an image's config, then its record, and takes its names from other images. Nothing is written if it says nothing new.
-    /// Called by whoever holds off removals.
+    /// Writes an image's config, then its record, and takes its names from other images. Nothing is written
+    /// if nothing changed. The caller must block removals.
     pub(super) fn save(&self, new: Record, config: Option<&[u8]>) -> Result<Record, PullError> {
         let _only = self.files.hold_records().map_err(|error| PullError::disk(&error))?;
         let records = self.records()?;
         admit(&records, &new.id)?;
         if let Some(config) = config {
-            // also of an image that is known: its config may have gone bad
+            // written also for a known image: its config may be damaged
             let written = self.state.write_durably(Path::new(&config_path(&new.id)), config);
             written.map_err(|error| PullError::disk(&error))?;
         }
@@ -144,7 +146,8 @@ impl Store {
         writes.into_iter().next().ok_or_else(|| PullError::new(Sort::Disk, "nothing was written"))
     }
 
-    /// An image's config, if that and every layer are there. A config whose bytes went bad is not: the next pull brings it.
+    /// An image's config, if that and every layer are present. A config with damaged bytes counts as absent:
+    /// the next pull fetches it.
     pub(super) fn whole(&self, record: &Record) -> Option<ImageConfig> {
         let has = |chain: &BlobDigest| {
             blob_name(chain).is_some_and(|name| self.files.layers.record(&name).is_some())
@@ -170,10 +173,10 @@ impl Store {
         self.claim([format!("{PULL}{size_bytes} {reference}")].into_iter().chain(blobs))
     }
 
-    /// What any process pulls into this store now.
+    /// The pulls of all processes into this store.
     ///
     /// # Errors
-    /// It is unknown.
+    /// The claims cannot be read.
     pub(crate) fn under_way(&self) -> Result<Vec<UnderWay>, PullError> {
         let claims = self.files.claims().map_err(|error| PullError::disk(&error))?;
         let mut found: Vec<UnderWay> = claims.iter().filter_map(|lines| self.pull_of(lines)).collect();
@@ -184,7 +187,7 @@ impl Store {
     fn pull_of(&self, claimed: &[String]) -> Option<UnderWay> {
         let (size, name) = claimed.iter().find_map(|line| line.strip_prefix(PULL))?.split_once(' ')?;
         let size_bytes = size.parse().ok()?;
-        // a layer may be there twice, and names of what is made of it are no blobs
+        // a layer may be listed twice, and the names of unpacked layers are not blobs
         let blobs: SortedSet<&String> = claimed.iter().collect();
         let have = blobs.into_iter().filter_map(|name| Some(self.files.blobs.bytes(&BlobName::new(name)?)));
         Some(UnderWay { name: name.to_owned(), size_bytes, have_bytes: have.sum::<u64>().min(size_bytes) })
@@ -214,10 +217,11 @@ impl Store {
         Ok(Disk { capacity_bytes, available_bytes, inodes, inodes_free })
     }
 
-    /// Notes durably which images pods need; those noted before stay unless these are all. Nothing is written if nothing changed.
+    /// Records durably which images pods need; those recorded before stay unless these are all. Nothing is
+    /// written if nothing changed.
     ///
     /// # Errors
-    /// The disk failed; the earlier list holds.
+    /// The disk failed; the earlier list stays valid.
     pub fn set_needed(&self, mut references: BTreeSet<String>, is_all: bool) -> Result<(), PullError> {
         let known = self.needed_references();
         if !is_all {
@@ -247,7 +251,7 @@ impl Store {
         let references = references.iter().filter_map(|text| Reference::parse(text).ok());
         let mut needed: SortedSet<BlobDigest> =
             references.filter_map(|reference| records.find(&reference)).map(|record| record.id).collect();
-        // by its topmost layer, whose name says what is below: those below may be those of many images
+        // by its topmost layer, whose name covers those below: they may be shared by many images
         let is_mounted = |record: &&Record| {
             let tops = [true, false].map(|has_overlay| record.directories(has_overlay).pop());
             let mut names = tops.iter().flatten().filter_map(blob_name);
@@ -257,10 +261,11 @@ impl Store {
         Ok(needed)
     }
 
-    /// Removes images that nobody needs, whatever their age, and all leftovers: one after the other, as [`Store::collect`].
+    /// Removes images that nobody needs, whatever their age, and all leftovers: one after the other, like
+    /// [`Store::collect`].
     ///
     /// # Errors
-    /// What there is is unknown; nothing was removed.
+    /// The images are unknown; nothing was removed.
     pub fn prune(&self) -> Result<Removed, PullError> {
         let mut unused = Vec::new();
         let mut removed = self.remove_if(|records, needed| {
@@ -271,11 +276,12 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes images of which nobody needs one when its turn comes. A container whose image is here waits for no more than one.
+    /// Removes each of these images if nobody needs it when its turn comes. A container whose image is
+    /// present waits for at most one removal.
     fn remove_each(&self, ids: &[BlobDigest], removed: &mut Removed) {
         for id in ids {
             let one = self.remove_if(|records, needed| {
-                // a pod may have come meanwhile, or a command removed it
+                // a pod may have started meanwhile, or a command removed it
                 let may_go = records.get(id).is_some() && !needed.contains(id);
                 Ok((may_go.then_some(*id).into_iter().collect(), Leftovers::Layers))
             });
@@ -289,7 +295,7 @@ impl Store {
     /// Removes one image by name or ID.
     ///
     /// # Errors
-    /// There is no such image, or it is needed.
+    /// The image does not exist, or is needed.
     pub fn remove(&self, name: &str) -> Result<Removed, PullError> {
         if let Ok(id) = BlobDigest::parse(name)
             && self.records()?.is_unreadable(&id)
@@ -315,11 +321,11 @@ impl Store {
         })
     }
 
-    /// Garbage collection: removes what `collect::choose` chooses, one image after the other, so that whoever waits to use another
-    /// one waits for no more than that.
+    /// Garbage collection: removes the images that `collect::choose` chooses, one after the other, so that a
+    /// pull or container that waits for the lock waits for at most one removal.
     ///
     /// # Errors
-    /// What there is is unknown; nothing was removed.
+    /// The images are unknown; nothing was removed.
     pub fn collect(
         &self,
         ages: &mut Ages,
@@ -332,7 +338,7 @@ impl Store {
         let mut removed = self.remove_if(|records, needed| {
             ages.note(records, needed, now);
             plan = collect::choose(records, ages, needed, &sizes, (&disk, thresholds), now);
-            // a pull that waits for its next try keeps what it has, unless the disk is too full
+            // a pull that waits for its next try keeps its blobs, unless the disk is too full
             let leftovers = if plan.wanted_bytes > 0 { Leftovers::All } else { Leftovers::Layers };
             Ok((Vec::new(), leftovers))
         })?;
@@ -346,7 +352,7 @@ impl Store {
         })
     }
 
-    /// Bytes on disk of each layer there is.
+    /// Bytes on disk of each present layer.
     ///
     /// # Errors
     /// The directory cannot be listed.
@@ -356,8 +362,8 @@ impl Store {
         Ok(layers.iter().filter_map(|layer| Some((digest(&layer.chain)?, layer.bytes))).collect())
     }
 
-    /// Removes a record that nobody can read, such as a newer agent's; then what only it could have kept. Containers that run
-    /// keep their layers: those are mounted.
+    /// Removes an unreadable record, such as a newer agent's; then the layers that only it could have kept.
+    /// Containers that run keep their layers, because those are mounted.
     fn remove_unreadable(&self, id: &BlobDigest) -> Result<Removed, PullError> {
         let (_alone, claimed) = self.hold_alone()?;
         let mut removed = Removed::default();
@@ -367,7 +373,7 @@ impl Store {
         Ok(removed)
     }
 
-    /// Holds off claims, and gives what is claimed.
+    /// Blocks claims, and returns those that exist.
     fn hold_alone(&self) -> Result<(Hold, BTreeSet<String>), PullError> {
         let hold = self.files.hold_alone().map_err(|error| self.lock_failed(&error))?;
         let claimed = self.files.claimed().map_err(|error| self.lock_failed(&error))?;
@@ -383,8 +389,8 @@ impl Store {
         Ok(())
     }
 
-    /// Sets records aside that nobody will ever read. Their images are lost whatever is done, and each would keep all others from
-    /// ever being removed. What containers run stays: it is mounted.
+    /// Sets records aside that no version can read. Their images are lost in any case, and each such record
+    /// would block all removals. Layers of running containers stay, because they are mounted.
     fn set_damaged_aside(&self) -> Result<(), PullError> {
         let _only = self.files.hold_records().map_err(|error| PullError::disk(&error))?;
         let records = self.records()?;
@@ -425,7 +431,7 @@ impl Store {
         Ok(removed)
     }
 
-    /// What cuts left of writing records: nobody writes one while they are held.
+    /// Removes half-written records that power cuts left: nobody writes a record while the lock is held.
     fn remove_half_written(&self, removed: &mut Removed) {
         let _only = match self.files.hold_records() {
             Ok(held) => held,
@@ -437,7 +443,8 @@ impl Store {
         }
     }
 
-    /// Layers and configs that no image has, and what cuts left of those and of records; perhaps blobs.
+    /// Removes layers and configs that no image has, half-written files of those and of records; perhaps
+    /// blobs.
     fn remove_leftovers(
         &self,
         leftovers: Leftovers,
@@ -448,7 +455,7 @@ impl Store {
         let records = self.records()?;
         let mounted =
             mounted_layers(self.files.layers.directory()).map_err(|error| PullError::disk(&error))?;
-        // none of this while a record cannot be read: any layer could be its
+        // nothing is removed while a record cannot be read: any layer could belong to it
         let Some(kept) = records.layers() else { return Ok(()) };
         for (chain_id, bytes) in self.layer_sizes()? {
             let Some(name) = blob_name(&chain_id) else { continue };

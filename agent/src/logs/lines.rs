@@ -1,7 +1,7 @@
-//! What of a log is wanted, and how it is shown.
+//! The wanted lines of a log, and how they are shown.
 //!
-//! Always holds: the bytes of the output are those that the container wrote; a line that was too long for one line of the file is
-//! one again; what is not in the CRI format is shown as it is.
+//! Always holds: the bytes of the output are those that the container wrote; a line that was too long for one
+//! line of the file is joined again; a line that is not in the CRI format is shown as it is.
 
 use std::io::{self, Write};
 
@@ -14,7 +14,7 @@ pub(crate) enum Stream {
     Stderr,
 }
 
-/// Time, stream, `F` or `P` (the line goes on in the next one), text.
+/// Time, stream, `F` or `P` (the next line continues this one), text.
 struct Line<'a> {
     time: &'a [u8],
     stream: Stream,
@@ -40,16 +40,16 @@ impl<'a> Line<'a> {
     }
 }
 
-/// What is shown.
+/// The selection of lines, and how they are shown.
 pub(super) struct Wanted {
-    /// In the form of the log, as far as microseconds: it is compared as text.
+    /// In the form of the log, up to microseconds: it is compared as text.
     since: Option<Vec<u8>>,
-    /// What comes from the other one is left out, and what is of none.
+    /// Only lines of this stream are shown; other lines, and those without a stream, are left out.
     stream: Option<Stream>,
     timestamps: bool,
     /// Bytes that may still be shown.
     left: Option<u64>,
-    /// The last line goes on.
+    /// The next line continues the last one.
     is_within: bool,
 }
 
@@ -64,7 +64,7 @@ impl Wanted {
         Wanted { since, stream, timestamps, left: limit_bytes, is_within: false }
     }
 
-    /// As many bytes as were asked for have been shown.
+    /// Whether as many bytes as requested have been shown.
     pub(super) fn is_enough(&self) -> bool {
         self.left == Some(0)
     }

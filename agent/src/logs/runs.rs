@@ -1,8 +1,8 @@
-//! The files of one run of a container: which pod, container and run is meant, and its lines in order.
+//! The files of one run of a container: selects the pod, container and run, and reads its lines in order.
 //!
-//! Always holds: lines come in the order in which they were written, each once, also when the files are rotated meanwhile; what was
-//! removed before it was read is reported. The files: `NAMESPACE_POD_UID/CONTAINER/RUN.log`, and `RUN.log.1`, `RUN.log.2`, older
-//! ones, that were written before it.
+//! Always holds: lines are read in the order in which they were written, each once, also when the files are
+//! rotated meanwhile; a file that was removed before it was read is reported. The files:
+//! `NAMESPACE_POD_UID/CONTAINER/RUN.log`, and the older `RUN.log.1`, `RUN.log.2`.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -16,7 +16,8 @@ use kedge_platform::linux::open_regular;
 
 use super::{LogsOptions, cannot_read, listed};
 
-/// Longest line that is read at once: what a shim writes at most. Of a longer one the rest counts as another line.
+/// Longest line that is read at once: a shim writes at most this much. The rest of a longer one counts as
+/// another line.
 const LINE_BYTES: u64 = (16 << 10) + 256;
 /// How much is read at a time when lines are counted from the end.
 const BLOCK_BYTES: u64 = 64 << 10;
@@ -28,22 +29,22 @@ const TRIES: usize = 10;
 pub(super) struct Run {
     directory: PathBuf,
     number: Cell<u32>,
-    /// There is a file of it. A run that has written nothing has none, and which run that is shows with its first line.
+    /// The run has a file. A run that has written nothing has none, and its number shows with its first line.
     has_begun: Cell<bool>,
     uid: String,
     container: String,
 }
 
 impl Run {
-    /// The run that is meant, of a pod with one of the UIDs `known`, if there are some: who can write to the directory of logs, as a pod
-    /// that is given it, could make a newer directory of that name.
+    /// Finds the run, of a pod with one of the UIDs `known`, if that is not empty: a pod that may write to
+    /// the directory of logs could make a newer directory of the same name.
     pub(super) fn find(logs: &Path, options: &LogsOptions, known: &[String]) -> Result<Run, String> {
         let (namespace, name) = options.pod.split_once('/').unwrap_or(("default", &options.pod));
         let prefix = format!("{namespace}_{name}_");
         let pods = names(logs)?;
         let is_known = |pod: &str| known.is_empty() || known.iter().any(|uid| *uid == pod[prefix.len()..]);
         let of_name = pods.iter().filter(|pod| pod.starts_with(&prefix) && is_known(pod));
-        // of pods of one name the one that wrote last: another one was there before it
+        // of several pods of one name the one that wrote last: the others were there before it
         let newest = of_name.max_by_key(|pod| (changed(&logs.join(pod)), pod.len()));
         let Some(pod) = newest else {
             return Err(format!("no pod {namespace}/{name} has logs below {}", logs.display()));
@@ -76,7 +77,7 @@ impl Run {
                     "previous terminated container {container:?} in pod {namespace}/{name} not found"
                 ));
             }
-            // its directory is made when it starts, its file by its first line
+            // the run's directory is made when it starts, its file when it writes its first line
             (_, false) => None,
         };
         let uid = pod[prefix.len()..].to_owned();
@@ -129,7 +130,7 @@ impl Run {
         self.open().map(|_| ())
     }
 
-    /// All files, the one that is written first, as they are in one moment; and why older ones are not among them.
+    /// All files, the current one first, as they are at one moment; and why older ones are missing.
     fn open(&self) -> Result<(Vec<Opened>, Vec<String>), String> {
         for _ in 0..TRIES {
             let mut files = Vec::new();
@@ -142,17 +143,18 @@ impl Run {
                         written = written.or((age == 0).then_some(file.0));
                         files.push(file);
                     }
-                    // a rotation has moved it, and perhaps a full disk kept the next one from being made
+                    // a rotation has moved it, and perhaps a full disk prevented the next file
                     Err(error) if error.kind() == ErrorKind::NotFound && age == 0 => {}
                     Err(error) if error.kind() == ErrorKind::NotFound => break,
-                    // the files beside it may be readable; on a dead disk none is, and not even its name is found
+                    // the files beside it may be readable; on a dead disk none is, and not even its name is
+                    // found
                     Err(error) if age > 0 && path.symlink_metadata().is_ok() => {
                         missing.push(cannot_read(&path, &error));
                     }
                     Err(error) => return Err(cannot_read(&path, &error)),
                 }
             }
-            // a rotation moves each to the next name
+            // a rotation renames each file to the next number
             let first = fs::symlink_metadata(self.path(0)).map(|found| found.ino()).ok();
             if first == written {
                 return Ok((files, missing));
@@ -172,7 +174,8 @@ fn names(directory: &Path) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// As [`names`], of a directory whose place a pod may be able to write to (a volume of the machine's logs): no link is followed.
+/// Like [`names`], for a directory whose place a pod may be able to write to (a volume of the machine's
+/// logs): no link is followed.
 fn names_below(directory: &Path) -> Result<Vec<String>, String> {
     match directory.symlink_metadata() {
         Ok(found) if !found.is_dir() => {
@@ -182,7 +185,7 @@ fn names_below(directory: &Path) -> Result<Vec<String>, String> {
     }
 }
 
-/// The numbers of its runs, in order.
+/// The numbers of the container's runs, in order.
 fn runs(container: &Path) -> Result<Vec<u32>, String> {
     let names = names_below(container)?;
     let mut runs: Vec<u32> =
@@ -204,7 +207,7 @@ type Opened = (u64, File);
 /// The lines of a run.
 pub(super) struct Log<'a> {
     run: &'a Run,
-    /// What is still to be read, the oldest first; the last one is the file that is written.
+    /// The files still to be read, the oldest first; the last one is the current file.
     files: VecDeque<Opened>,
     reader: Option<(u64, BufReader<File>)>,
     line: Vec<u8>,
@@ -255,13 +258,13 @@ impl<'a> Log<'a> {
             if self.files.is_empty() {
                 return Ok(None);
             }
-            // a file that is not written any more ends with a whole line
+            // a file that is no longer written ends with a whole line
             self.reader = None;
             self.line.clear();
         }
     }
 
-    /// Goes on with the files that were begun since; false: there are none.
+    /// Continues with the files that were begun since; false if there are none.
     pub(super) fn advance(&mut self) -> Result<bool, String> {
         self.run.look();
         let current = self.reader.as_ref().map(|(inode, _)| *inode);
@@ -272,7 +275,7 @@ impl<'a> Log<'a> {
             Err(error) => return Err(cannot_read(&self.run.path(0), &error)),
             Ok(_) => {}
         }
-        // older ones that cannot be read were reported when it was opened
+        // older unreadable ones were reported when the log was opened
         let (newer, _) = self.run.open()?;
         let known = newer.iter().position(|(inode, _)| is_same(*inode));
         if known.is_none() && current.is_some() {
@@ -285,7 +288,7 @@ impl<'a> Log<'a> {
 }
 
 impl Log<'_> {
-    /// Goes on at the begin of a file that was emptied, or cut, since it was read; false: it was not.
+    /// Continues at the begin of a file that was emptied, or cut, since it was read; false if it was not.
     fn restart_if_shorter(&mut self, length: u64) -> Result<bool, String> {
         let Some((_, reader)) = &mut self.reader else { return Ok(false) };
         let failed = |error| cannot_read(&self.run.path(0), &error);
@@ -314,7 +317,7 @@ fn seek_to_tail(file: &mut File, lines: u64) -> io::Result<u64> {
         let block = &mut block[..length as usize];
         file.read_exact(block)?;
         for (at, _) in block.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n') {
-            // the end of the line before the first one that is wanted
+            // the end of the line before the first wanted one
             if found == lines {
                 file.seek(SeekFrom::Start(start + at as u64 + 1))?;
                 return Ok(found);
@@ -387,7 +390,7 @@ mod tests {
         let run = find("kedge logs n/p -f").unwrap();
         let mut log = Log::open(&run, None).unwrap();
         assert!(read(&mut log).is_empty() && !log.advance().unwrap() && !run.is_superseded());
-        // two runs before it were as silent
+        // two runs before it wrote nothing, either
         fs::write(directory.join("2.log"), "a\n").unwrap();
         assert!(!run.is_superseded());
         assert!(log.advance().unwrap());
@@ -505,12 +508,12 @@ mod tests {
         fs::write(path("c/0.log"), "b\n").unwrap();
         assert_eq!(read(&mut Log::open(&run, None).unwrap()), ["a", "b"], "an older one costs no other");
         fs::remove_file(path("c/0.log")).unwrap();
-        // opened as a file is, it would wait for somebody who writes
+        // opening a pipe like a file would wait for a writer
         assert!(std::process::Command::new("mkfifo").arg(path("c/0.log")).status().unwrap().success());
         assert!(refused(&run).contains("not a regular file"), "{}", refused(&run));
         std::os::unix::fs::symlink(path("secret"), path("d")).unwrap();
         assert!(runs(&path("d")).unwrap_err().contains("not a directory"));
-        // a log that is followed ends with its directory, whether or not somebody knows of the container
+        // a followed log ends with its directory, whether or not the container is known
         assert!(!run.is_superseded());
         fs::remove_dir_all(path("c")).unwrap();
         assert!(run.is_superseded());

@@ -1,7 +1,7 @@
-//! Where the API server is that the kubeconfig names: for pods, which ask it, too.
+//! The address of the API server of the kubeconfig, for pods, which contact it, too.
 //!
-//! Always holds: the file is read again only when it has changed, and one that cannot be read leaves what was known, for the agent goes on
-//! with it as well. Leaves to others: whether a pod can reach it (core).
+//! Always holds: the file is read again only when it has changed, and an unreadable one leaves the last known
+//! address, because the agent keeps using that as well. Leaves to others: whether a pod can reach it (core).
 
 use super::kubeconfig::{self, Stamp};
 use kedge_core::pods::ApiServer;
@@ -20,7 +20,8 @@ impl KnownServer {
         Self { kubeconfig, ..Self::default() }
     }
 
-    /// None: there is no kubeconfig, or its server is behind a path, which the variables of a pod cannot say.
+    /// `None` without a kubeconfig, or if its server's URL has a path, which the variables of a pod cannot
+    /// express.
     pub(crate) fn look(&mut self) -> Option<ApiServer> {
         let path = self.kubeconfig.as_ref()?;
         let stamp = Stamp::of(path);

@@ -1,13 +1,13 @@
 //! Reading a kubeconfig: the server, the authorities to trust, and our identity.
 //!
 //! Owns the kubeconfig file and every file it names, and says which files those are so that a change can be
-//! noticed. Always holds: what comes out is complete and checked (a URL that parses, certificates and a key that
-//! decode), every file is read up to a named limit, and a setting that would make the connection less than what
-//! it seems (`insecure-skip-tls-verify`, credentials by command) is refused, never ignored.
-//! Errors name the file, the field and the line. It opens no connection; `transport` uses what it finds.
+//! noticed. Always holds: the result is complete and checked (a URL that parses, certificates and a key that
+//! decode), every file is read up to a named limit, and a setting that would make the connection weaker than
+//! it seems (`insecure-skip-tls-verify`, credentials by command) is refused, never ignored. Errors name the
+//! file, the field and the line. It opens no connection; `transport` uses its results.
 //!
-//! Meaning and precedence of the fields are upstream's (client-go `clientcmd/api/v1`): inline `-data` wins over a
-//! file, `tokenFile` over `token`, relative paths count from the kubeconfig's directory.
+//! Meaning and precedence of the fields are upstream's (client-go `clientcmd/api/v1`): inline `-data` wins
+//! over a file, `tokenFile` over `token`, relative paths count from the kubeconfig's directory.
 
 use std::error;
 use std::fmt;
@@ -26,20 +26,21 @@ use ureq::http::Uri;
 
 use super::proxy::{ProxyAddress, split_host_port};
 
-/// Most bytes of a kubeconfig. With an inline CA bundle, certificate and key it has about 6 KiB; a hundred contexts
-/// still fit.
+/// Most bytes of a kubeconfig. With an inline CA bundle, certificate and key it has about 6 KiB; a hundred
+/// contexts still fit.
 pub const MAX_KUBECONFIG_BYTES: usize = 1024 * 1024;
 
 /// Most bytes of one PEM file. A bundle of a hundred root certificates has about 200 KiB.
 pub const MAX_PEM_BYTES: usize = 256 * 1024;
 
-/// Most bytes of a token. Servers refuse header lines above 8 KiB to 16 KiB; a service account token has about 1 KiB.
+/// Most bytes of a token. Servers refuse header lines above 8 KiB to 16 KiB; a service account token has
+/// about 1 KiB.
 pub const MAX_TOKEN_BYTES: usize = 8 * 1024;
 
 /// Most certificates in one chain or one set of roots.
 pub const MAX_CERTIFICATES: usize = 256;
 
-/// What a kubeconfig says about the context in use, checked.
+/// The checked content of a kubeconfig's current context.
 ///
 /// It holds secrets, so its `Debug` shows names only.
 pub struct Kubeconfig {
@@ -58,12 +59,12 @@ pub struct Kubeconfig {
     pub client_certificate: Option<ClientCertificate>,
     /// The bearer token, if the user has one.
     pub token: TokenSource,
-    /// The files that were read and are part of what stands here, `path` first (the token file is not: it is read
-    /// again and again by its user).
+    /// The files that were read for it, `path` first (without the token file, which its user reads again and
+    /// again).
     pub files: Vec<FileRead>,
 }
 
-/// A file that was read, and how it was just before: what changes while it is read has changed since.
+/// A file that was read, and its stamp from just before: a change during the read counts as a later change.
 pub struct FileRead {
     pub path: PathBuf,
     stamp: Option<Stamp>,
@@ -81,12 +82,12 @@ impl FileRead {
     }
 }
 
-/// What changes when a file does.
+/// Properties that change when a file does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stamp([u64; 7]);
 
 impl Stamp {
-    /// Of the file behind any links; none if it cannot be seen.
+    /// The stamp of the file behind any links; `None` if it cannot be seen.
     pub(crate) fn of(path: &Path) -> Option<Self> {
         let seen = fs::metadata(path).ok()?;
         let (modified, changed) = (seen.mtime().cast_unsigned(), seen.ctime().cast_unsigned());
@@ -129,7 +130,7 @@ impl fmt::Display for HostPort<'_> {
 
 /// A client certificate and its key.
 pub struct ClientCertificate {
-    /// The certificate, then those that lead to its CA.
+    /// The certificate, then those that lead to its authority.
     pub chain: Vec<CertificateDer<'static>>,
     pub key: PrivateKeyDer<'static>,
 }
@@ -139,12 +140,12 @@ pub struct ClientCertificate {
 pub enum TokenSource {
     /// The user has no token.
     None,
-    /// It stands in the kubeconfig.
+    /// It is in the kubeconfig.
     Fixed(String),
     /// It is in a file that another program renews.
     File {
         path: PathBuf,
-        /// What to send while the file has never been readable: the kubeconfig's own `token`.
+        /// Sent while the file has never been readable: the kubeconfig's own `token`.
         fallback: Option<String>,
     },
 }
@@ -162,22 +163,22 @@ impl fmt::Debug for Kubeconfig {
 /// Why a kubeconfig cannot be used. Each stays until a file is corrected.
 #[derive(Debug)]
 pub enum KubeconfigError {
-    /// The path cannot be read, is not a file, or has more bytes than we read.
+    /// The path cannot be read, is not a file, or is larger than our limit.
     Read(ReadError),
     /// The kubeconfig is not YAML.
     Syntax {
         path: PathBuf,
-        /// Where and what, from the parser.
+        /// Where and why, from the parser.
         message: String,
     },
-    /// A field is missing or holds something else than it must.
+    /// A field is missing or has an invalid value.
     Field {
         path: PathBuf,
         /// The line, or 0 if the field is missing altogether.
         line: u32,
         /// The field, such as `users[edge].user.client-key-data`.
         field: String,
-        /// What was found and what is expected.
+        /// The value found and the value expected.
         message: String,
     },
 }
@@ -206,8 +207,8 @@ impl error::Error for KubeconfigError {
     }
 }
 
-/// Reads a whole regular file of at most so many bytes. [`read_named_file`] but for tests: a pipe or a device in place of a file is
-/// an error there, for a thread that opens one would wait for its other end.
+/// Reads a whole regular file of at most so many bytes. [`read_named_file`] but for tests: a pipe or a device
+/// in place of a file is an error there, for a thread that opens one would wait for its other end.
 pub type ReadFile = dyn Fn(&Path, usize) -> Result<Vec<u8>, ReadError> + Send + Sync;
 
 /// Reads a kubeconfig and the files it names, for its `current-context`.
@@ -218,7 +219,7 @@ pub fn load(path: &Path) -> Result<Kubeconfig, KubeconfigError> {
     load_with(path, &read_named_file)
 }
 
-/// As [`load`], with the caller's own way to read files.
+/// Like [`load`], with the caller's own way to read files.
 pub(super) fn load_with(path: &Path, read: &ReadFile) -> Result<Kubeconfig, KubeconfigError> {
     let file = FileRead::begun(path);
     let text = read(path, MAX_KUBECONFIG_BYTES).map_err(KubeconfigError::Read)?;
@@ -239,7 +240,7 @@ pub(crate) fn checked_token(text: &[u8]) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// A value and the name by which messages call it.
+/// A value and its name in messages.
 struct At<'a> {
     tree: &'a Tree,
     name: String,
@@ -663,7 +664,7 @@ mod tests {
         assert_eq!(error.to_string(), format!("{} does not exist", folder.join("pki/node.key").display()));
     }
 
-    /// The kubeconfig, or a file it names, is of another kind.
+    /// Checks that a kubeconfig, or a file it names, that is not a regular file is refused.
     #[track_caller]
     fn check_kind(name: &str, make: impl Fn(&Path), expect: &str) {
         let folder = Scratch::new("kubeconfig").unwrap();
@@ -686,7 +687,7 @@ mod tests {
     fn anything_but_a_file_is_refused_at_once() {
         for name in ["kubeconfig", "ca.crt", "node.crt", "node.key"] {
             check_kind(name, |path| fs::create_dir(path).unwrap(), "directory");
-            // opened, it would hold the thread until somebody writes to it
+            // opening a pipe would block the thread until somebody writes to it
             let make_pipe = |path: &Path| {
                 let made = std::process::Command::new("mkfifo").arg(path).status().unwrap();
                 assert!(made.success());

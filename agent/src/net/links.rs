@@ -1,9 +1,11 @@
-//! The open connections to one server, and which of them may be dead: a router that restarted forgets all at once, and tells nobody.
+//! The open connections to one server, and which of them may be dead: a router that restarts forgets all
+//! connections at once, and sends no reset.
 //!
-//! Owns when something last came on each, and the addresses that did not serve. Always holds: a connection is ended only after one that
-//! was kept proved dead, another was made since, and nothing came on it since the request that found the dead one out; so neither
-//! a server that is slow nor a link that is down costs a connection. An address is avoided for [`AVOIDED`] at most, and only where its
-//! name has another. Leaves to others: what a request on an ended connection comes to (`client`).
+//! Owns the time of the last bytes on each connection, and the addresses that did not serve. Always holds: a
+//! connection is ended only after a kept one proved dead, a new one was made since, and no bytes arrived on
+//! it since the request that found the dead one; so neither a slow server nor a link that is down costs a
+//! connection. An address is avoided for [`AVOIDED`] at most, and only where its name has another. Leaves to
+//! others: the outcome of a request on an ended connection (`client`).
 
 use super::transport::locked;
 use socket2::Socket;
@@ -11,10 +13,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// How long an address that took connections and served none comes after the others of its name.
+/// How long an address that accepted connections and served none is tried after the others of its name.
 const AVOIDED: Duration = Duration::from_secs(60);
 
-/// Most addresses that are remembered so: two names' worth.
+/// Most addresses that are remembered as such: two names' worth.
 const MAX_AVOIDED: usize = 16;
 
 /// See the module.
@@ -24,7 +26,7 @@ pub(crate) struct Links(Mutex<State>);
 #[derive(Default)]
 struct State {
     open: Vec<Weak<Link>>,
-    /// A kept connection proved dead, found out by a request that began then, and none was made since.
+    /// A kept connection proved dead, and none was made since: when the request that found it began.
     dead: Option<Instant>,
     avoided: Vec<(SocketAddr, Instant)>,
 }
@@ -36,15 +38,16 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Something came on it.
+    /// Records that bytes arrived on it.
     pub(crate) fn heard(&self) {
         *locked(&self.heard) = Instant::now();
     }
 }
 
 impl Links {
-    /// A connection was made. If one that was kept had proved dead, it is known now that the server is there and that a router, or the
-    /// server, forgot connections: those that have been as quiet are ended, so that whoever waits on one makes another.
+    /// Records a new connection. If a kept one had proved dead, the new one shows that the server is there
+    /// and that a router, or the server, forgot connections: those that have been silent as long are ended,
+    /// so that their streams reconnect.
     pub(crate) fn made(&self, socket: Arc<Socket>) -> Arc<Link> {
         let link = Arc::new(Link { socket, heard: Mutex::new(Instant::now()) });
         let mut state = locked(&self.0);
@@ -62,13 +65,13 @@ impl Links {
         link
     }
 
-    /// A request that began then found that the kept connection on which it went out is dead.
+    /// Records that the kept connection of a request that began then is dead.
     pub(crate) fn proved_dead(&self, begun: Instant) {
         let mut state = locked(&self.0);
         state.dead = Some(state.dead.map_or(begun, |earlier| earlier.min(begun)));
     }
 
-    /// This address takes connections, or not even these, and does not serve.
+    /// Records that this address does not serve, whether or not it accepts connections.
     pub(crate) fn avoid(&self, address: SocketAddr) {
         let mut state = locked(&self.0);
         state.avoided.retain(|(avoided, until)| *avoided != address && Instant::now() < *until);
@@ -77,7 +80,7 @@ impl Links {
         }
     }
 
-    /// Puts those that did not serve last.
+    /// Puts the addresses that did not serve last.
     pub(crate) fn order(&self, addresses: &mut [SocketAddr]) {
         let state = locked(&self.0);
         let now = Instant::now();
@@ -117,7 +120,7 @@ mod tests {
         assert!(!is_ended(&mut quiet), "the link may be down, and come back");
         let mut new = linked(&links, &listener);
         assert_eq!([&mut quiet, &mut heard, &mut new].map(is_ended), [true, false, false]);
-        // the next one is made for its own reasons
+        // the next connection is not made because of a dead one
         let mut later = linked(&links, &listener);
         assert_eq!([&mut heard, &mut new, &mut later].map(is_ended), [false; 3]);
     }

@@ -1,7 +1,8 @@
-//! What each request to the API server last came to, for `kedge status`.
+//! The last outcome of each request to the API server, for `kedge status`.
 //!
-//! Owns one entry for each kind of request of each stream. Always holds: it is about the server of the present kubeconfig only,
-//! and of bounded size, whatever names a server puts into paths. Leaves to others: what follows from a failure.
+//! Owns one entry for each kind of request of each stream. Always holds: it is about the server of the
+//! present kubeconfig only, and of bounded size, whatever names a server puts into paths. Leaves to others:
+//! the reaction to a failure.
 
 use super::client::NetError;
 use super::transport::locked;
@@ -11,23 +12,26 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// Most kinds of requests remembered: an agent has eight, and two more for each ConfigMap that it was assigned.
+/// Most kinds of requests remembered: an agent has eight, and two more for each ConfigMap that it was
+/// assigned.
 const ENTRIES: usize = 32;
 
-/// Most different warnings of one server that are logged: some servers, or proxies before them, put the time into theirs.
+/// Most different warnings of one server that are logged: some servers, or proxies before them, put the time
+/// into theirs.
 const WARNINGS: usize = 32;
 
-/// What there is to log of a warning.
+/// Whether a warning is to be logged.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Warned {
-    /// It was logged before, or too many were.
+    /// Not to be logged: it was logged before, or too many were.
     Before,
     New,
-    /// It is new, and the last that is logged.
+    /// It is new, and the last one that is logged.
     Last,
 }
 
-/// Stream, method, path without its query, and part of the object; a watch is another kind than the list of the same path.
+/// Stream, method, path without its query, and part of the object; a watch is another kind than the list of
+/// the same path.
 pub(crate) type Key = (&'static str, String);
 
 /// See the module.
@@ -38,19 +42,19 @@ pub struct Outcomes(Mutex<State>);
 struct State {
     server: String,
     last_answer: Option<Instant>,
-    /// The warnings that were logged, as many as are.
+    /// The warnings that were logged, up to the limit.
     warnings: BTreeSet<String>,
     kinds: SortedMap<Key, Kind>,
 }
 
 #[derive(Debug)]
 struct Kind {
-    /// When something of it happened.
+    /// When the latest event of it happened.
     at: Instant,
-    /// Failures in a row.
+    /// Consecutive failures.
     failures: u64,
     problem: Option<String>,
-    /// A watch that is open: since when.
+    /// Since when its watch is open.
     open: Option<Instant>,
 }
 
@@ -71,7 +75,7 @@ impl Drop for OpenWatch {
 }
 
 impl Outcomes {
-    /// A request of this stream to this server ended.
+    /// Records the outcome of a request of this stream to this server.
     pub(crate) fn note<T>(&self, server: &str, key: Key, outcome: &Result<T, NetError>) {
         if matches!(outcome, Err(NetError::Cancelled)) {
             return;
@@ -92,7 +96,7 @@ impl Outcomes {
         }
     }
 
-    /// The server has begun to answer a watch.
+    /// Records that the server has begun to answer a watch.
     pub(crate) fn opened(self: &std::sync::Arc<Self>, server: &str, key: Key) -> OpenWatch {
         self.note::<()>(server, key.clone(), &Ok(()));
         let mut state = locked(&self.0);
@@ -101,7 +105,8 @@ impl Outcomes {
         OpenWatch { outcomes: self.clone(), key }
     }
 
-    /// The server gave this warning with an answer. One that comes with each renewal must not wear out the flash that has the log.
+    /// Records a warning that the server sent with an answer. A warning with each renewal must not wear out
+    /// the flash that has the log.
     pub(crate) fn warned(&self, warning: &str) -> Warned {
         let mut state = locked(&self.0);
         let warnings = &mut state.warnings;
@@ -111,7 +116,7 @@ impl Outcomes {
         if warnings.len() == WARNINGS { Warned::Last } else { Warned::New }
     }
 
-    /// Something came on an open watch.
+    /// Records that bytes arrived on an open watch.
     pub(crate) fn heard(&self) {
         locked(&self.0).last_answer = Some(Instant::now());
     }
@@ -145,13 +150,13 @@ impl Outcomes {
         })
     }
 
-    /// A stream follows another object now: what its requests came to is no longer of interest.
+    /// Drops the outcomes of a stream that now follows another object.
     pub fn forget(&self, stream: &str) {
         locked(&self.0).kinds.retain(|(of, _), _| *of != stream);
     }
 }
 
-/// What a watch is called in place of its method.
+/// Stands in place of the method in the key of a watch.
 const WATCH: &str = "WATCH ";
 
 /// The kind of a request.
@@ -166,7 +171,7 @@ pub(crate) fn watch_key(stream: &'static str, path_and_query: &str) -> Key {
 }
 
 impl State {
-    /// What is known about another server is forgotten.
+    /// Forgets the outcomes of any other server.
     fn of(&mut self, server: &str) {
         if self.server != server {
             *self = Self { server: server.to_owned(), ..Self::default() };

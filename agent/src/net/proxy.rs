@@ -1,10 +1,10 @@
 //! Which proxy leads to the server, if any.
 //!
-//! Owns the form of a proxy's URL and the meaning of `HTTPS_PROXY` and `NO_PROXY`. The rules are those of Go's
-//! `net/http` (kubectl and every other Kubernetes component follow them): upper case before lower case, loopback
-//! never through a proxy, and in `NO_PROXY` hosts, domains, addresses, address ranges, each with or without a port.
-//! A kubeconfig's `proxy-url` stands above the environment and above these exceptions.
-//! Decided once per kubeconfig, for its one server. It opens no connection.
+//! Owns the form of a proxy's URL and the meaning of `HTTPS_PROXY` and `NO_PROXY`. The rules are those of
+//! Go's `net/http` (kubectl and every other Kubernetes component follow them): upper case before lower case,
+//! loopback never through a proxy, and in `NO_PROXY` hosts, domains, addresses, address ranges, each with or
+//! without a port. A kubeconfig's `proxy-url` takes precedence over the environment and over these
+//! exceptions. Decided once per kubeconfig, for its one server. It opens no connection.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -37,7 +37,7 @@ impl ProxyAddress {
     /// Reads `http://[user[:password]@]host[:port]`; the scheme may be missing, as in most proxy settings.
     ///
     /// # Errors
-    /// What is wrong with it, without the password. Proxies that are themselves reached over TLS, and SOCKS, are
+    /// The error in it, without the password. Proxies that are themselves reached over TLS, and SOCKS, are
     /// refused: only the tunnel's inside needs TLS, and that is always there.
     pub fn parse(text: &str) -> Result<Self, String> {
         let with_scheme = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
@@ -111,7 +111,7 @@ pub struct ProxyEnvironment {
 }
 
 impl ProxyEnvironment {
-    /// What this process was started with. An empty variable is an unset one.
+    /// The settings from this process's environment. An empty variable counts as unset.
     #[must_use]
     pub fn of_process() -> Self {
         let read = |names: [&str; 2]| {
@@ -123,7 +123,7 @@ impl ProxyEnvironment {
     /// The proxy for a server, or none if it is to be dialled directly.
     ///
     /// # Errors
-    /// What is wrong with `HTTPS_PROXY`, if it would be needed.
+    /// The error in `HTTPS_PROXY`, if it would be needed.
     pub fn proxy_for(&self, host: &str, port: u16) -> Result<Option<ProxyAddress>, String> {
         let Some(proxy) = &self.https_proxy else { return Ok(None) };
         if is_loopback(host) || self.no_proxy.as_deref().is_some_and(|list| is_excepted(list, host, port)) {

@@ -1,14 +1,14 @@
 //! Connections: from a name to a verified TLS stream that ureq can use.
 //!
-//! Owns name lookup, dialling, the proxy tunnel, TLS and the sockets' timeouts. Always holds: every wait has a
-//! deadline, another thread can end it ([`Cancel`]), and no byte of a request is written before the server's
-//! certificate is verified against the kubeconfig's own roots on the caller's clock. Names are looked up anew for
-//! each connection, and only for a new connection.
-//! One TLS configuration serves all streams of one server, so that after a cut every stream can resume its session.
+//! Owns name lookup, dialling, the proxy tunnel, TLS and the sockets' timeouts. Always holds: every wait has
+//! a deadline, another thread can end it ([`Cancel`]), and no byte of a request is written before the
+//! server's certificate is verified against the kubeconfig's own roots on the caller's clock. Names are
+//! looked up anew for each connection, and only for a new connection. One TLS configuration serves all
+//! streams of one server, so that after an interruption every stream can resume its session.
 //!
-//! ureq's own connectors are not used. It resolves the name before it looks for a kept connection, so each renewal
-//! would cost a DNS query; its proxy would wrap TLS in a second pair of buffers; and it offers no clock.
-//! Left to others: requests and what errors mean (`client`), when to dial again (the caller).
+//! ureq's own connectors are not used. It resolves the name before it looks for a kept connection, so each
+//! renewal would cost a DNS query; its proxy would wrap TLS in a second pair of buffers; and it offers no
+//! clock. Left to others: requests and what errors mean (`client`), when to dial again (the caller).
 
 use kedge_core::sorted::SortedMap;
 use std::error;
@@ -34,8 +34,8 @@ use super::kubeconfig::{HostPort, Kubeconfig};
 use super::links::{Link, Links};
 use super::proxy::ProxyAddress;
 
-/// Bytes of the buffers between TLS and HTTP, each way, while something passes. ureq's default is 128 KiB each, kept, 1 MB for four
-/// streams; one TLS record is at most 16 KiB.
+/// Bytes of the buffers between TLS and HTTP, each way, while bytes are in transit. ureq's default is
+/// 128 KiB each, kept, 1 MB for four streams; one TLS record is at most 16 KiB.
 pub(crate) const BUFFER_BYTES: usize = 16 * 1024;
 
 /// Most addresses of one name that are tried. A name with more is a load balancer; the next dial asks again.
@@ -44,27 +44,31 @@ const MAX_ADDRESSES: usize = 8;
 /// Least time one address gets while others come after it: a mobile link's round trip.
 const MIN_DIAL: Duration = Duration::from_millis(250);
 
-/// How often a wait for a lookup looks whether it was cancelled; nothing else can wake it for that.
+/// How often a wait for a lookup checks for cancellation; nothing else can wake it for that.
 const LOOKUP_POLL: Duration = Duration::from_millis(20);
 
 /// Stack of the thread that looks a name up: glibc loads its name service modules on it.
 const LOOKUP_STACK_BYTES: usize = 256 * 1024;
 
-/// Bytes of room kept between requests for what is held before it is encrypted: a heartbeat with its head.
+/// Capacity kept between requests for bytes that are not encrypted yet: a heartbeat with its head.
 const MAX_HELD_KEPT_BYTES: usize = 1024;
 
-/// Quiet time before the kernel asks whether the peer is still there. Longer than the minute between a server's
-/// bookmarks, so a live watch never pays for it; shorter than the few minutes after which NAT forgets us.
+/// Quiet time before the kernel asks whether the peer is still there. Longer than the minute between a
+/// server's bookmarks, so a live watch never pays for it; shorter than the few minutes after which NAT
+/// forgets us.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(75);
 
-/// Time between the kernel's further questions; after nine without an answer (Linux's default) the connection is dead.
+/// Time between the kernel's further probes; after nine without an answer (Linux's default) the connection is
+/// dead.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// How long a request on a kept connection may go unacknowledged. The peer's kernel acknowledges, so a server that is slow does not count;
-/// longer than three transmissions over a link of 600 ms, and so short that within a renewal's time another connection can be tried.
+/// How long a request on a kept connection may go unacknowledged. The peer's kernel acknowledges, so a slow
+/// server does not count; longer than three transmissions over a link of 600 ms, and short enough to try
+/// another connection within a renewal's time.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
 
-/// By so much sooner than a request's deadline at least: the kernel looks only when it would transmit again, up to half a second later.
+/// At least this much before a request's deadline: the kernel checks only when it would transmit again, up to
+/// half a second later.
 const UNACKNOWLEDGED_BEFORE: Duration = Duration::from_secs(1);
 
 /// Most bytes of a proxy's answer to CONNECT. Error pages come after the head, which has a few hundred bytes.
@@ -73,10 +77,11 @@ const MAX_PROXY_HEAD_BYTES: usize = 8 * 1024;
 /// Session tickets kept, over all server names: rustls keeps 8 per name, and one kubeconfig has one name.
 const SESSIONS: usize = 16;
 
-/// The wall clock by which certificates are judged: time since 1970.
+/// The wall clock for the validity of certificates: time since 1970.
 ///
-/// A board without a battery boots in 1970, and then no certificate is valid yet. So the caller gives the clock, and
-/// may give the latest of several sources (the system's, the time of the build, the last time known to a file).
+/// A board without a battery boots in 1970, and then no certificate is valid yet. So the caller gives the
+/// clock, and may give the latest of several sources (the system's, the time of the build, the last time
+/// known to a file).
 pub type WallClock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
 /// The system's wall clock, as it is.
@@ -100,7 +105,8 @@ impl TimeProvider for CertificateClock {
     }
 }
 
-/// What is needed to reach one server, shared by all streams to it: where it is, how to verify it, who we are.
+/// Everything needed to reach one server, shared by all streams to it: its address, how to verify it, our
+/// identity.
 pub(crate) struct Route {
     pub(crate) host: String,
     pub(crate) port: u16,
@@ -110,7 +116,8 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// The way to a kubeconfig's server. `proxy` is what the environment asks for; the kubeconfig's own wins.
+    /// The way to a kubeconfig's server. `proxy` comes from the environment; the kubeconfig's own takes
+    /// precedence.
     ///
     /// # Errors
     /// If rustls refuses the roots, the certificate or the key.
@@ -128,7 +135,8 @@ impl Route {
         })
     }
 
-    /// The way to a server that is no API server: verified against these roots, and no certificate of ours is shown.
+    /// The way to a server other than the API server: verified against these roots, without showing it our
+    /// certificate.
     ///
     /// # Errors
     /// The host's name cannot stand in a certificate.
@@ -166,10 +174,10 @@ pub(crate) fn tls_config(kubeconfig: &Kubeconfig, clock: WallClock) -> Result<Cl
     Ok(config)
 }
 
-/// Ends what a stream is waiting for, from another thread, once and for all.
+/// Ends the waits of a stream, from another thread, once and for all.
 ///
-/// After [`Cancel::cancel`] a blocked call returns within some 20 ms and every later one at once. A clone is the
-/// same switch.
+/// After [`Cancel::cancel`] a blocked call returns within some 20 ms and every later one at once. A clone is
+/// the same switch.
 #[derive(Clone, Default)]
 pub struct Cancel(Arc<CancelState>);
 
@@ -186,7 +194,7 @@ impl fmt::Debug for Cancel {
 }
 
 impl Cancel {
-    /// A switch that is not thrown yet.
+    /// A switch that is not set yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -197,7 +205,7 @@ impl Cancel {
         let mut sockets = locked(&self.0.sockets);
         self.0.cancelled.store(true, Ordering::SeqCst);
         for socket in sockets.drain(..).filter_map(|socket| socket.upgrade()) {
-            // an error means that it is closed already
+            // an error means that the socket is closed already
             let _ = socket.shutdown(std::net::Shutdown::Both);
         }
     }
@@ -208,7 +216,7 @@ impl Cancel {
         self.0.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Makes `cancel` end what waits on this socket. False if it is too late for that.
+    /// Makes `cancel` end waits on this socket. False if `cancel` was called already.
     fn watch_over(&self, socket: &Arc<Socket>) -> bool {
         let mut sockets = locked(&self.0.sockets);
         if self.is_cancelled() {
@@ -220,17 +228,17 @@ impl Cancel {
     }
 }
 
-/// Locks, also after another thread panicked: what these locks guard is whole after every statement.
+/// Locks, also after another thread panicked: the data under these locks is consistent after every statement.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why no connection came to be.
+/// Why a connection failed.
 #[derive(Debug)]
 pub(crate) enum DialError {
     /// The name has no address, or the lookup took too long.
     Lookup { host: String, why: String },
-    /// No address took the connection; `tried` says what each one did.
+    /// No address accepted the connection; `tried` has the outcome of each one.
     Connect { host: String, tried: String },
     /// The proxy did not open the tunnel.
     Proxy { proxy: String, why: String },
@@ -279,7 +287,7 @@ pub(crate) fn plain(error: &io::Error) -> String {
     }
 }
 
-/// What one name's lookup came to.
+/// The result of one name's lookup.
 type Found = Result<Vec<SocketAddr>, String>;
 
 /// How a name becomes addresses: the system's resolver, or a test's.
@@ -287,7 +295,8 @@ pub type LookupFn = Arc<dyn Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send 
 
 /// Looks names up, each on a thread of its own, because the system's resolver cannot be given a deadline.
 ///
-/// A name whose lookup hangs has one thread, however often it is asked for: later askers wait for the same answer.
+/// A name whose lookup hangs has one thread, however many callers look it up: later ones wait for the same
+/// answer.
 pub(crate) struct Lookup {
     resolve: LookupFn,
     running: Mutex<SortedMap<(String, u16), Arc<Pending>>>,
@@ -366,8 +375,8 @@ impl Lookup {
     }
 }
 
-/// Stands where ureq wants a resolver, and resolves nothing: ureq asks it before every request, also when a kept
-/// connection will serve. [`Dialler`] looks the name up when it really dials.
+/// Takes the place of the resolver that ureq demands, and resolves nothing: ureq calls it before every
+/// request, also when a kept connection will serve. [`Dialler`] looks the name up when it really dials.
 #[derive(Debug)]
 pub(crate) struct NoResolver;
 
@@ -389,7 +398,7 @@ pub(crate) struct Dialler {
     pub(crate) cancel: Cancel,
     /// Connections dialled so far: shows whether a request that failed had gone out on a kept one.
     pub(crate) dialled: Arc<AtomicU64>,
-    /// The address to which the last connection was made; none after somebody took it.
+    /// The address of the last connection; `None` after it was taken.
     pub(crate) connected: Arc<Mutex<Option<SocketAddr>>>,
     pub(crate) links: Arc<Links>,
     pub(crate) user_agent: Arc<str>,
@@ -401,7 +410,7 @@ impl fmt::Debug for Dialler {
     }
 }
 
-/// What stands in for "no deadline" where ureq gives none; every request of `client` has one.
+/// Used as the deadline where ureq gives none; every request of `client` has one.
 const NO_DEADLINE: Duration = Duration::from_secs(60 * 60);
 
 fn deadline_after(timeout: UreqDuration) -> Instant {
@@ -440,7 +449,8 @@ impl Connector<()> for Dialler {
 }
 
 impl Dialler {
-    /// A connection on which TLS with the server may begin. It blocks, and has no time limit any more.
+    /// A connection on which TLS with the server may begin. The socket blocks, and has no time limit any
+    /// more.
     pub(crate) fn open(&self, deadline: Instant) -> Result<std::net::TcpStream, DialError> {
         let (wire, _, peer) = self.open_wire(deadline, false)?;
         let socket = wire.socket.try_clone().and_then(|socket| {
@@ -461,7 +471,8 @@ impl Dialler {
         Ok((wire, session, peer))
     }
 
-    /// A connection and the name of its other end for messages; with TLS, if that is wanted and no proxy is between.
+    /// A connection and the name of its other end for messages; with TLS, if requested and no proxy is in
+    /// between.
     fn open_wire(
         &self,
         deadline: Instant,
@@ -476,8 +487,9 @@ impl Dialler {
         Ok((wire, None, format!("{} (through the proxy {proxy:?})", HostPort(host, port))))
     }
 
-    /// A connection to the first address that serves: it takes one and, if that is wanted, begins TLS on it. One that accepts and is
-    /// silent, such as a load balancer's whose server is gone, must not keep the next from being tried.
+    /// A connection to the first address that serves: it accepts one and, if requested, begins TLS on it. An
+    /// address that accepts and stays silent, such as a load balancer whose server is gone, must not keep the
+    /// next from being tried.
     fn dial(
         &self,
         host: &str,
@@ -491,7 +503,7 @@ impl Dialler {
         for (index, address) in addresses.iter().enumerate() {
             let now = Instant::now();
             let left = deadline.saturating_duration_since(now);
-            // all that is left for the last address, half of it for one that others come after
+            // all of the remaining time for the last address, half of it for any other
             let share = if index + 1 == addresses.len() { left } else { left / 2 };
             let share = share.max(MIN_DIAL.min(left));
             let peer = format!("{} ({address})", HostPort(host, port));
@@ -560,7 +572,7 @@ impl Dialler {
         let tls_failed = |error| DialError::Tls { peer: peer.to_owned(), error };
         let mut session = ClientConnection::new(Arc::clone(&self.route.tls), self.route.server_name.clone())
             .map_err(tls_failed)?;
-        // the caller wants no more than about a request's worth of plain text waiting in here
+        // the caller wants no more than about one request's worth of plain text buffered here
         session.set_buffer_limit(Some(2 * BUFFER_BYTES));
         while session.is_handshaking() {
             if let Err(error) = session.complete_io(wire) {
@@ -574,13 +586,14 @@ impl Dialler {
                 });
             }
         }
-        // nothing on this thread goes as deep again while the connection lives
+        // no later call on this thread needs as much stack while the connection lives
         give_back_stack();
         Ok(session)
     }
 }
 
-/// Reads the head of the proxy's answer, byte by byte so that nothing of the tunnel is swallowed, and gives its status.
+/// Reads the head of the proxy's answer, byte by byte so that no byte of the tunnel is swallowed, and returns
+/// its status.
 fn read_proxy_head(wire: &mut Wire) -> Result<u16, String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -634,8 +647,8 @@ impl Wire {
         }
     }
 
-    /// Whether the kept connection is quiet and open. Anything else (an end, an alert, unexpected bytes) means
-    /// that it must not carry another request.
+    /// Whether the kept connection is quiet and open. Anything else (an end, an alert, unexpected bytes)
+    /// means that it must not carry another request.
     fn is_quiet(&self) -> bool {
         let mut byte = [MaybeUninit::uninit()];
         if self.socket.set_nonblocking(true).is_err() {
@@ -663,14 +676,15 @@ impl Write for Wire {
     }
 }
 
-/// The alert that a peer sent before it closed, when sending failed. A server judges our certificate while we are
-/// still sending, so without this its reason would often be lost behind a broken pipe.
+/// The alert that a peer sent before it closed, when sending failed. A server checks our certificate while we
+/// are still sending, so without this its reason would often be lost behind a broken pipe.
 fn last_words(session: &mut ClientConnection, wire: &mut Wire) -> Option<rustls::Error> {
     session.read_tls(wire).ok()?;
     session.process_new_packets().err()
 }
 
-/// ureq's buffers, of [`BUFFER_BYTES`], which exist only while something passes: a stream that waits, as all do nearly always, has none.
+/// ureq's buffers, of [`BUFFER_BYTES`], which exist only while bytes are in transit: a stream that waits, as
+/// all do nearly always, has none.
 #[derive(Debug, Default)]
 struct PassingBuffers {
     output: Vec<u8>,
@@ -678,12 +692,12 @@ struct PassingBuffers {
     /// How far the input is filled, and how much of that was consumed.
     filled: usize,
     consumed: usize,
-    /// The last look at the input consumed some of it.
+    /// Whether the last look at the input consumed some of it.
     has_progress: bool,
 }
 
 impl PassingBuffers {
-    /// What ureq has written was taken.
+    /// ureq's output has been taken over.
     fn output_sent(&mut self) {
         self.output = Vec::new();
     }
@@ -742,20 +756,21 @@ impl Buffers for PassingBuffers {
 
 /// A TLS connection as ureq uses it.
 ///
-/// What ureq transmits is held until ureq waits for the answer, so that a request's head and body leave in one TLS
-/// record and one segment: 22 bytes of record and 52 of TCP/IP less for each renewal.
+/// Bytes that ureq transmits are held until it waits for the answer, so that a request's head and body leave
+/// in one TLS record and one segment: 22 bytes of record and 52 of TCP/IP less for each renewal.
 pub(crate) struct TlsTransport {
     wire: Wire,
     link: Arc<Link>,
     session: ClientConnection,
     buffers: PassingBuffers,
-    /// The session may have plain text, or an end, to read.
+    /// Whether the session may have plain text, or an end, to read.
     may_have_plain: bool,
     /// Plain text that ureq transmitted and that is not encrypted yet.
     held: Vec<u8>,
-    /// An answer came on it.
+    /// Whether an answer arrived on it.
     is_kept: bool,
-    /// [`UNACKNOWLEDGED`] counts. Not while it waits for the next request: the same limit would end it for one lost keepalive.
+    /// Whether [`UNACKNOWLEDGED`] is in force. Not while it waits for the next request: the same limit would
+    /// end it for one lost keepalive.
     is_timed: bool,
     peer: String,
 }
@@ -779,7 +794,7 @@ impl TlsTransport {
         }
     }
 
-    /// Encrypts what is held and sends it.
+    /// Encrypts the held bytes and sends them.
     fn flush(&mut self) -> io::Result<()> {
         let mut held = std::mem::take(&mut self.held);
         if self.is_kept && !held.is_empty() && !self.is_timed {
@@ -791,7 +806,7 @@ impl TlsTransport {
             rest = &rest[taken..];
             self.send()?;
         }
-        // the room is kept for the next heartbeat, not for a status of megabytes
+        // this much capacity is kept for the next heartbeat, not that for a status of megabytes
         held.clear();
         held.shrink_to(MAX_HELD_KEPT_BYTES);
         self.held = held;
@@ -799,7 +814,8 @@ impl TlsTransport {
         self.send()
     }
 
-    /// Before the request's own deadline, which may be shorter: what ends by that one says nothing about the connection.
+    /// Sets the limit for acknowledgements, shorter than the request's own deadline: a request that ends by
+    /// its deadline proves nothing about the connection.
     fn time_acknowledgements(&mut self, is_timed: bool) -> io::Result<()> {
         self.is_timed = is_timed;
         let left = || self.wire.left().unwrap_or_default().saturating_sub(UNACKNOWLEDGED_BEFORE);
@@ -807,7 +823,7 @@ impl TlsTransport {
         self.wire.socket.set_tcp_user_timeout(limit)
     }
 
-    /// Sends what is encrypted.
+    /// Sends the encrypted bytes.
     fn send(&mut self) -> io::Result<()> {
         while self.session.wants_write() {
             if self.session.write_tls(&mut self.wire)? == 0 {
@@ -856,7 +872,7 @@ impl TlsTransport {
                 Ok(())
             }
             Err(error) => {
-                // tell the peer why, if it still listens
+                // send the alert that explains why, if the peer still listens
                 let _ = self.send();
                 Err(io::Error::new(io::ErrorKind::InvalidData, error))
             }
@@ -903,7 +919,7 @@ impl Transport for TlsTransport {
 
 impl Drop for TlsTransport {
     fn drop(&mut self) {
-        // an orderly end, if the socket takes it without waiting
+        // an orderly end, if the socket accepts it without waiting
         self.session.send_close_notify();
         self.wire.deadline = Instant::now() + Duration::from_millis(5);
         let _ = self.send();

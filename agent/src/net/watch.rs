@@ -1,12 +1,11 @@
 //! Lists and watches: the present state of a set of objects, then every change of it.
 //!
-//! Owns the wire form of a watch (one JSON object a line, in chunks), the resourceVersion from which it goes on, and
-//! the line's size limit. Always holds: a watch is one request, and its end says whether another may go on where it was
-//! and miss nothing, or the objects must be listed again. A silent connection is a dead one: the
-//! server's bookmarks come every minute.
-//! Works on any Kubernetes since 1.20: plain list and watch, no `sendInitialEvents`. It keeps no copy of the objects
-//! and does not back off between attempts; both are the caller's. It blocks, on a thread of its own with a stack of
-//! [`STACK_BYTES`].
+//! Owns the wire form of a watch (one JSON object a line, in chunks), the resourceVersion at which it
+//! resumes, and the line's size limit. Always holds: a watch is one request, and its end tells whether
+//! another may resume where it was and miss nothing, or the objects must be listed again. A silent connection
+//! is a dead one: the server's bookmarks arrive every minute. Works on any Kubernetes since 1.20: plain list
+//! and watch, no `sendInitialEvents`. It keeps no copy of the objects and does not back off between attempts;
+//! both are the caller's. It blocks, on a thread of its own with a stack of [`STACK_BYTES`].
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -17,23 +16,25 @@ use serde_json::Value;
 
 use super::client::{Client, NetError, Request, StreamLimits, StreamedBody, shortened};
 
-/// Stack for a thread that sends requests or watches. Measured in a debug build: a handshake fits in 128 KiB, JSON as
-/// deep as serde_json reads it (128 levels) needs 192 KiB. Only touched pages become resident: a few.
+/// Stack for a thread that sends requests or watches. Measured in a debug build: a handshake fits in 128 KiB,
+/// JSON as deep as serde_json reads it (128 levels) needs 192 KiB. Only touched pages become resident: a few.
 pub const STACK_BYTES: usize = 256 * 1024;
 
 /// Most bytes of one line. The largest object that etcd takes has 1.5 MiB, JSON may need two bytes for one.
 pub const MAX_LINE_BYTES: usize = 4 * 1024 * 1024;
 
-/// How long a watch may be silent. Servers send a bookmark about every 60 s; two may be lost to a stalled link.
+/// How long a watch may be silent. Servers send a bookmark about every 60 s; two may be lost to a stalled
+/// link.
 pub const IDLE_LIMIT: Duration = Duration::from_secs(150);
 
 /// How long opening a watch may take, from name lookup to the head of the answer.
 pub const OPEN_LIMIT: Duration = Duration::from_secs(30);
 
-/// Most objects asked for at once in a list, so that no answer is large: a page of Pods has about 1 MiB.
+/// Most objects requested at once in a list, so that no answer is large: a page of Pods has about 1 MiB.
 pub const LIST_PAGE: u32 = 50;
 
-/// Most bytes of one page: as one object may have, and 50 pods of 80 kB. Of larger ones fewer are asked for at once.
+/// Most bytes of one page: as many as one object may have, and enough for 50 pods of 80 kB. If a page is
+/// larger, fewer objects are requested at once.
 const MAX_PAGE_BYTES: usize = MAX_LINE_BYTES;
 
 /// Most objects of one list, over all pages. A node has at most a few hundred Pods.
@@ -42,26 +43,27 @@ pub const MAX_LISTED: usize = 5_000;
 /// Most bytes of a page of one object.
 pub const MAX_OBJECT_BYTES: usize = 3 * 1024 * 1024;
 
-/// Pause before a page that a busy server asks us to wait for.
+/// Pause before the next page when a busy server asks for a pause of 0 s.
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// After a page that is too large so many times fewer objects are asked for at once.
+/// After a page that is too large, this many times fewer objects are requested at once.
 const FEWER_AT_ONCE: u32 = 8;
 
-/// Most bytes of one list, over all pages, where all of it is taken: it is held in memory, and a board may have 64 MiB.
+/// Most bytes of one list, over all pages, where all of it is kept: it is in memory, and a board may have 64
+/// MiB.
 const MAX_LISTED_BYTES: usize = 16 * 1024 * 1024;
 
-/// Most bytes that are read of one list, over all pages, where not all of it is taken.
+/// Most bytes that are read of one list, over all pages, where only a part of it is kept.
 const MAX_READ_BYTES: usize = 64 * 1024 * 1024;
 
-/// Most pages of one list. A server may give fewer objects than are asked for, and pages without any, but not for ever.
+/// Most pages of one list. A server may send fewer objects than requested, and empty pages, but not for ever.
 const MAX_PAGES: usize = 200;
 
-/// Most calls that one bookmark tells of: more than a hub lets wait for one node.
+/// Most calls that one bookmark announces: more than a hub lets wait for one node.
 const MAX_CALLS: usize = 64;
 
-/// Room for bytes of a line that is kept between lines.
+/// Capacity of the line buffer that is kept between lines.
 const KEPT_LINE_BYTES: usize = 16 * 1024;
 
 /// Bytes read at once.
@@ -70,29 +72,29 @@ const READ_BYTES: usize = 4 * 1024;
 /// Kind of a list of metadata only.
 const METADATA_LIST_KIND: &str = "PartialObjectMetadataList";
 
-/// `Accept` for one.
+/// `Accept` for such a list.
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
-/// `Accept` for a watch of metadata only, from a server that has this form; from another, of whole objects.
+/// `Accept` for a watch of metadata only; a server without this form sends whole objects.
 const METADATA_WATCH: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
 /// A list as it was at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Listed {
-    /// The objects. As upstream has it they may lack `kind` and `apiVersion`, which stand on the list.
+    /// The objects. As upstream sends them they may lack `kind` and `apiVersion`, which the list has.
     pub items: Vec<Value>,
-    /// From which a watch sees everything that came later.
+    /// A watch from this version sees every later change.
     pub resource_version: String,
     /// The server's `Date`, in seconds since 1970.
     pub date_unix_secs: Option<u64>,
 }
 
-/// Lists a collection of objects of a kind, in pages. `path` has no query; `params` are percent-encoded pairs without `limit` and
-/// `continue`, such as `fieldSelector=spec.nodeName%3Dedge-1`.
+/// Lists a collection of objects of a kind, in pages. `path` has no query; `params` are percent-encoded pairs
+/// without `limit` and `continue`, such as `fieldSelector=spec.nodeName%3Dedge-1`.
 ///
 /// # Errors
-/// Any [`NetError`]. `Refused` with status 410 means that the pages took too long: list again. `Garbled`: it is no such list, and says
-/// nothing of what there is.
+/// Any [`NetError`]. `Refused` with status 410 means that the pages took too long: list again. `Garbled`: the
+/// answer is not such a list, and does not tell which objects exist.
 pub fn list(
     client: &Client,
     (path, kind): (&str, &str),
@@ -102,11 +104,12 @@ pub fn list(
     list_as(client, (path, kind), params, None, deadline, None)
 }
 
-/// As [`list()`], where `take` says at once what is kept of an object, so that much more may be read than is held in memory. Of an
-/// object that is too large on its own there is its metadata, and `take` is told so.
+/// Like [`list()`], but `take` reduces each object at once to the part that is kept, so that much more can be
+/// read than fits in memory. An object that is too large on its own arrives as metadata only, and `take` is
+/// called with `true`.
 ///
 /// # Errors
-/// As [`list()`].
+/// Those of [`list()`].
 pub fn list_taking(
     client: &Client,
     (path, kind): (&str, &str),
@@ -117,10 +120,11 @@ pub fn list_taking(
     list_as(client, (path, kind), params, None, deadline, Some(take))
 }
 
-/// As [`list()`], of the objects' metadata alone: what they are, not what they hold. Every Kubernetes since 1.15 gives it.
+/// Like [`list()`], with the objects' metadata alone, without their content. Every Kubernetes since 1.15
+/// serves it.
 ///
 /// # Errors
-/// As [`list()`]. `Refused` with status 406 means that the server has no such form.
+/// Those of [`list()`]. `Refused` with status 406 means that the server lacks this form.
 pub fn list_metadata(
     client: &Client,
     (path, kind): (&str, &str),
@@ -140,7 +144,7 @@ fn list_as(
 ) -> Result<Listed, NetError> {
     let most_bytes = if take.is_some() { MAX_READ_BYTES } else { MAX_LISTED_BYTES };
     let mut at_once = LIST_PAGE;
-    // this page shows one object that is too large, and of that its metadata
+    // this page has one object that is too large, reduced to its metadata
     let mut in_part = false;
     let begun = Instant::now();
     let mut listed = Listed { items: Vec::new(), resource_version: String::new(), date_unix_secs: None };
@@ -162,9 +166,9 @@ fn list_as(
                 at_once = (at_once / FEWER_AT_ONCE).max(1);
                 continue;
             }
-            // the pages before it would be read for nothing
+            // otherwise the pages before it would have been read for nothing
             Err(NetError::Refused { status: 429, retry_after, .. }) if pages > 0 && left > LONGEST_PAUSE => {
-                // on a thread of its own; a server that says 0 is not asked without end
+                // this thread may sleep; a server that says 0 is not asked without pause
                 std::thread::sleep(retry_after.unwrap_or(LONGEST_PAUSE).clamp(LEAST_PAUSE, LONGEST_PAUSE));
                 continue;
             }
@@ -185,7 +189,7 @@ fn list_as(
             )));
         }
         let mut page: Value = response.json()?;
-        // an empty list of something else does not mean that there is none of these
+        // an empty list of another kind does not mean that there are no objects of this kind
         if let Some(found) = page.get("kind") {
             // a server without the metadata's form may give whole objects
             let is_metadata = accept == Some(METADATA_LIST) && found == METADATA_LIST_KIND;
@@ -223,17 +227,17 @@ fn list_as(
 /// Where a watch begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchFrom {
-    /// After a resourceVersion: of a list, or of where the last watch ended.
+    /// After a resourceVersion: a list's, or the one at which the last watch ended.
     Version(String),
-    /// With an `Added` for every object there is, then the changes. Until the first bookmark there is no version to
-    /// go on from, so an early end means beginning again.
+    /// Starts with an `Added` for every present object, then the changes. Until the first bookmark there is
+    /// no version to resume from, so after an early end the watch starts over.
     Initial,
 }
 
-/// What happened to a watch.
+/// An event of a watch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WatchEvent {
-    /// The server took the watch. This is contact.
+    /// The server accepted the watch. This is contact.
     Opened {
         /// The server's `Date`, in seconds since 1970.
         date_unix_secs: Option<u64>,
@@ -248,7 +252,7 @@ pub enum WatchEvent {
     Bookmark(String),
     /// Calls with these ids wait for the node (our hub only). A bookmark follows.
     Called(Vec<String>),
-    /// A part of an event came; the rest is on its way.
+    /// A part of an event arrived; the rest is on its way.
     Receiving,
 }
 
@@ -257,20 +261,20 @@ pub enum WatchEvent {
 pub enum WatchEnd {
     /// The callback returned `Break`.
     Stopped {
-        /// From which to go on.
+        /// The version from which to resume.
         resume: Option<String>,
     },
-    /// The server ended it in good order: all do that in half an hour or so.
+    /// The server ended it in good order: every server does so after half an hour or so.
     Ended {
-        /// From which to go on without missing anything.
+        /// The version from which to resume without missing anything.
         resume: Option<String>,
     },
     /// The resourceVersion is too old for the server (410): list again.
     Expired,
-    /// The connection was lost or refused. Back off, then go on from `resume`; without it, list again.
+    /// The connection was lost or refused. Back off, then resume from `resume`; without it, list again.
     Failed {
         error: NetError,
-        /// From which to go on without missing anything.
+        /// The version from which to resume without missing anything.
         resume: Option<String>,
     },
     /// [`super::transport::Cancel`] ended it.
@@ -291,13 +295,13 @@ pub struct WatchLimits {
 }
 
 impl WatchLimits {
-    /// From the first byte of a line to its end: with the usual limits, 1 MiB at 4 kB/s. The bytes of a line that never ends
-    /// would keep a watch alive that brings nothing.
+    /// Longest time from the first byte of a line to its end: with the usual limits, 1 MiB at 4 kB/s. Without
+    /// it the bytes of an endless line would keep a useless watch alive.
     fn line(&self) -> Duration {
         self.idle * 2
     }
 
-    /// Longest that the callback may not be called while all is well: a pause, a line that takes its time, or opening anew.
+    /// Longest time without a call of the callback while all is well: a pause, a slow line, or opening anew.
     pub(crate) fn longest_silence(&self) -> Duration {
         self.line() + self.idle + self.open
     }
@@ -311,8 +315,8 @@ impl Default for WatchLimits {
 }
 
 /// Watches a collection until the watch ends. `path` and `params` are as for [`list()`], without `watch`,
-/// `allowWatchBookmarks` and `resourceVersion`; a `timeoutSeconds` may be among them. Call it on a stream of its own, whose
-/// [`Client::cancel_handle`] ends it.
+/// `allowWatchBookmarks` and `resourceVersion`; a `timeoutSeconds` may be among them. Call it on a stream of
+/// its own, whose [`Client::cancel_handle`] ends it.
 pub fn watch(
     client: &Client,
     path: &str,
@@ -324,7 +328,8 @@ pub fn watch(
     watch_as(client, path, params, from, None, limits, on_event)
 }
 
-/// As [`watch()`], of the objects' metadata alone, where the server has that form: such an object is a `PartialObjectMetadata`.
+/// Like [`watch()`], with the objects' metadata alone, where the server has that form: such an object is a
+/// `PartialObjectMetadata`.
 pub fn watch_metadata(
     client: &Client,
     path: &str,
@@ -352,7 +357,7 @@ fn watch_as(
         Ok(()) => WatchEnd::Ended { resume },
         Err(Stop::Expired) => WatchEnd::Expired,
         Err(Stop::ByCallback) => WatchEnd::Stopped { resume },
-        // where it would go on the same line stands, and a list may show less of that object
+        // resuming would deliver the same line again, and a list may show less of that object
         Err(Stop::TooLong(error)) => WatchEnd::Failed { error, resume: None },
         Err(Stop::Failed(NetError::Cancelled)) => WatchEnd::Cancelled,
         Err(Stop::Failed(error)) => WatchEnd::Failed { error, resume },
@@ -362,7 +367,8 @@ fn watch_as(
 /// How far a watch has come.
 struct Position {
     from: WatchFrom,
-    /// Whether going on from here misses nothing. Not within the initial objects, whose versions are in no order.
+    /// Whether resuming from here misses nothing. Not within the initial objects, whose versions are in no
+    /// order.
     is_resumable: bool,
 }
 
@@ -395,7 +401,7 @@ impl Position {
 enum Stop {
     ByCallback,
     Expired,
-    /// A line has more bytes than may be.
+    /// A line exceeds the limit.
     TooLong(NetError),
     Failed(NetError),
 }
@@ -429,7 +435,7 @@ fn watch_once(
             deliver(on_event, WatchEvent::Called(calls))?;
         }
         let delivered = deliver(on_event, event);
-        // the callback has it, so going on means after it
+        // the callback has this event, so resuming means after it
         position.advance(&version, is_bookmark);
         delivered?;
     }
@@ -448,12 +454,12 @@ struct Lines {
     body: StreamedBody,
     limits: WatchLimits,
     bytes: Vec<u8>,
-    /// Bytes that are known to hold no line end.
+    /// Bytes already searched for a line end.
     scanned: usize,
 }
 
 impl Lines {
-    /// Waits for a whole line and says where it ends; none at the orderly end of the body.
+    /// Waits for a whole line and returns where it ends; `None` at the orderly end of the body.
     fn next_end(
         &mut self,
         on_event: &mut dyn FnMut(WatchEvent) -> ControlFlow<()>,
@@ -483,7 +489,7 @@ impl Lines {
                 deliver(on_event, WatchEvent::Receiving)?;
             }
             if self.bytes.is_empty() {
-                // what was made of the last line went deeper than the wait for the next
+                // processing the last line used more of the stack than waiting for the next does
                 give_back_stack();
             }
             let mut piece = [0; READ_BYTES];
@@ -491,7 +497,7 @@ impl Lines {
                 0 if self.bytes.is_empty() => return Ok(None),
                 0 => return Err(self.garbled("it ends within a line".to_owned())),
                 amount => {
-                    // the pause before a line is not its own
+                    // the pause before a line does not count against its time
                     if self.bytes.is_empty() {
                         begun = Instant::now();
                         shown = begun;
@@ -502,7 +508,7 @@ impl Lines {
         }
     }
 
-    /// Forgets a line that was used.
+    /// Drops a processed line.
     fn consume(&mut self, end: usize) {
         self.bytes.drain(..end);
         self.bytes.shrink_to(KEPT_LINE_BYTES);
@@ -521,7 +527,7 @@ fn garbled(asked: &str, why: &str) -> Stop {
     })
 }
 
-/// One line as an event, the resourceVersion it leads to, and the ids of calls that it tells of.
+/// One line as an event, the resourceVersion it leads to, and the ids of calls that it announces.
 fn parse(line: &[u8], asked: &str) -> Result<(WatchEvent, String, Vec<String>), Stop> {
     let mut event: Value = serde_json::from_slice(line)
         .map_err(|error| garbled(asked, &format!("a line is not JSON: {error}")))?;
@@ -553,14 +559,14 @@ fn parse(line: &[u8], asked: &str) -> Result<(WatchEvent, String, Vec<String>), 
     Ok((event, version, calls))
 }
 
-/// The ids in a list by commas, as many as count.
+/// The ids in a comma-separated list, up to the limit.
 pub(crate) fn ids_of(list: &str) -> Vec<String> {
     list.split(',').filter(|id| !id.is_empty()).take(MAX_CALLS).map(str::to_owned).collect()
 }
 
 /// An ERROR event carries a `Status`.
 fn error_event(asked: &str, status: &Value) -> Stop {
-    // a line may have megabytes, and what is refused is logged
+    // a line may have megabytes, and the refusal is logged
     let text = |key: &str| shortened(status.get(key).and_then(Value::as_str).unwrap_or_default());
     let code =
         status.get("code").and_then(Value::as_u64).and_then(|code| u16::try_from(code).ok()).unwrap_or(500);
