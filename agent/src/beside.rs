@@ -1,19 +1,22 @@
-//! Work that blocks, beside the main thread: each piece on a thread of its own, and a task of the runtime waits for it.
+//! Work that blocks, beside the main thread: each piece on a thread of its own, and a task of the runtime
+//! waits for it.
 //!
-//! Always holds: a machine that has no thread to give is an error to the task that asked for one. The runtime's own pool panics
-//! then, so that one probe too many would end the agent, and count against its configuration.
+//! Always holds: a machine that has no thread to give is an error to the task that asked for one. The
+//! runtime's own pool would panic then, so that one probe too many would end the agent, and count against its
+//! configuration.
 
 use std::io;
 use std::thread::Builder;
 use tokio::sync::oneshot;
 
-/// Its own program waits on it, or looks a name up: glibc loads its name service modules on it.
+/// The work waits for a program, or looks a name up: glibc loads its name service modules on this stack.
 const STACK_BYTES: usize = 256 * 1024;
 
-/// Begins the work at once; what is returned waits for what the work returns. It goes on when nobody awaits it any longer.
+/// Starts the work at once; the returned future waits for its result. The work continues if nobody awaits the
+/// future any longer.
 ///
 /// # Errors
-/// There is no thread for it, or it panicked.
+/// The system gave no thread for it, or it panicked.
 pub(crate) fn beside<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> impl Future<Output = io::Result<T>> + Send + 'static {
@@ -37,7 +40,7 @@ fn beside_with<T: Send + 'static>(
 mod tests {
     use super::*;
 
-    /// No machine has that much room for a stack.
+    /// No machine has room for a stack this large.
     const TOO_MUCH: usize = usize::MAX >> 8;
 
     #[tokio::test]

@@ -1,9 +1,10 @@
-//! `kedge session CALL`: takes a call, and serves the kubelet's API to the hub on the connection that this node dials for it.
+//! `kedge session CALL`: accepts a call, and serves the kubelet's API to the hub on the connection that this
+//! node dials for it.
 //!
-//! One process for each session, which the agent starts and forgets: so a session outlives agents, and an agent without sessions pays
-//! nothing. Always holds: nothing is served before the hub has proven itself by TLS; one connection, one call, one request, then the
-//! process ends. Left to others: what is served (`kubelet_api`), which calls are taken (core), where the process lives
-//! (`kedge_platform::workloads`).
+//! One process for each session, which the agent starts and forgets: so a session outlives agents, and an
+//! agent without sessions pays nothing. Always holds: nothing is served before the hub has proven itself by
+//! TLS; one connection, one call, one request, then the process ends. Left to others: the content
+//! (`kubelet_api`), which calls are accepted (core), where the process runs (`kedge_platform::workloads`).
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -32,16 +33,16 @@ const DIAL: Duration = Duration::from_secs(15);
 const TAKE: Duration = Duration::from_secs(15);
 /// Most bytes of the head of that answer.
 const HEAD_BYTES: usize = 16 * 1024;
-/// A hub that says nothing is asked whether it is there, so often, until so many times had no answer. Later than the hub asks (75 s): where
-/// both are there, one asks.
+/// After this long without a byte the kernel probes the hub, at this interval, until this many probes had no
+/// answer. Later than the hub probes the node (75 s): while both are there, only one of them probes.
 const PROBE_AFTER: Duration = Duration::from_secs(100);
 const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 const PROBES: u32 = 5;
 /// Stack of a thread that reads files or waits for a program.
 const STACK_BYTES: usize = 256 * 1024;
-/// Sessions that may be in their start at once: it takes a millisecond, unless the program's disk hangs.
+/// Sessions that may be starting at once: a start takes a millisecond, unless the program's disk hangs.
 const MOST_STARTING: usize = 8;
-/// Sessions that may wait for that: more calls than these wait for no node.
+/// Sessions that may wait to start: a hub lets fewer calls wait for one node.
 const MOST_WAITING: usize = 64;
 
 /// What `kedge session` was asked for.
@@ -52,7 +53,8 @@ pub struct SessionOptions {
     pub call: String,
 }
 
-/// The words with which an agent with these options starts a session, without the call's id; None: it knows no server.
+/// The words with which an agent with these options starts a session, without the call's id; `None` if it has
+/// no server.
 pub(crate) fn words(options: &AgentOptions, node_name: &str) -> Option<Vec<OsString>> {
     let kubeconfig = options.kubeconfig.as_ref()?;
     let Places { root_dir, run_dir, .. } = &options.places;
@@ -71,7 +73,7 @@ pub(crate) fn words(options: &AgentOptions, node_name: &str) -> Option<Vec<OsStr
     Some(words)
 }
 
-/// Starts a session that takes a call.
+/// Starts a session that accepts a call.
 pub(crate) fn start(words: Option<&[OsString]>, call: &str) {
     let Some(words) = words else { return };
     let mut words = words.to_vec();
@@ -80,7 +82,7 @@ pub(crate) fn start(words: Option<&[OsString]>, call: &str) {
     STARTER.start(words);
 }
 
-/// Starts processes on threads of its own, because a disk that hangs holds up who starts a program from it.
+/// Starts processes on threads of its own, because starting a program from a disk that hangs blocks.
 struct Starter {
     run: fn(&[OsString]) -> io::Result<()>,
     state: Mutex<Starting>,
@@ -89,7 +91,7 @@ struct Starter {
 #[derive(Debug)]
 struct Starting {
     threads: usize,
-    /// The words of those that wait for a thread.
+    /// The words of sessions that wait for a thread.
     waiting: VecDeque<Vec<OsString>>,
 }
 
@@ -99,7 +101,7 @@ impl Starter {
     }
 
     fn state(&self) -> MutexGuard<'_, Starting> {
-        // nothing in it can panic half way
+        // no code under the lock can panic half way
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -146,7 +148,7 @@ impl Starter {
 /// `kedge session`.
 ///
 /// # Errors
-/// The call could not be taken, or the session broke off.
+/// The call could not be accepted, or the session broke off.
 pub fn run(options: SessionOptions) -> Result<(), CommandError> {
     workloads::stand_apart(options.agent.runtime.settings(&options.agent.places).as_ref());
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -174,13 +176,13 @@ async fn serve(options: SessionOptions) -> Result<(), CommandError> {
     kubelet_api::serve_seen(stream, peer, node).await.map_err(|error| failed("serve the hub", error))
 }
 
-/// Dials the hub and takes the call: from then on the hub asks.
+/// Dials the hub and accepts the call: from then on the hub sends the request.
 async fn take(
     kubeconfig: std::path::PathBuf,
     path: &str,
 ) -> Result<(Box<dyn Stream>, Option<Peer>), CommandError> {
     let clocks = LinuxClocks::new(&Roots::default());
-    // as the agent judges certificates
+    // the same clock as the agent's for certificates
     let clock = Arc::new(move || {
         let wall = clocks.wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         wall.max(kedge_api::EARLIEST_NOW)
@@ -193,7 +195,7 @@ async fn take(
     let (url, route) = (dialled.url, dialled.route);
     let upgrading = async {
         dialled.socket.set_nonblocking(true)?;
-        // a hub that is cut off is noticed when something is written to it, but for these two
+        // a write notices a hub that is cut off; these two settings make an idle connection notice it, too
         let _ = probe_idle_peer(&dialled.socket, PROBE_AFTER, PROBE_INTERVAL, PROBES);
         let peer = Peer::of(&dialled.socket).ok();
         let socket = tokio::net::TcpStream::from_std(dialled.socket)?;
@@ -219,7 +221,7 @@ async fn take(
     }
 }
 
-/// Waits for the 101; returns what came after its head.
+/// Waits for the 101; returns the bytes after its head.
 async fn upgraded(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     loop {
@@ -255,7 +257,7 @@ mod tests {
     use super::*;
     use std::sync::Condvar;
 
-    /// Processes that are being started, those that were, and whether a start comes to its end.
+    /// Processes that are being started, those that were, and whether starts can finish.
     struct Disk(Mutex<(usize, usize, bool)>, Condvar);
 
     static DISK: Disk = Disk(Mutex::new((0, 0, false)), Condvar::new());
@@ -281,7 +283,7 @@ mod tests {
         DISK.1.notify_all();
         let most = MOST_STARTING + MOST_WAITING;
         let state = DISK.1.wait_while(DISK.0.lock().unwrap(), |(_, done, _)| *done < MOST_WAITING).unwrap();
-        // those that were taken before the rest came may be more
+        // those that took a thread before the rest arrived may be more
         assert!(state.0 <= most, "{} of {most}", state.0);
         drop(state);
         STARTER.start(Vec::new());

@@ -1,6 +1,6 @@
-//! Faults that a pushed configuration can ask for, in builds with the feature `fault-injection` only: a crash, a loop that
-//! stops, a shifted clock; and gates, at which a test holds the process still by a file in the run directory. Without the
-//! feature every call here is empty and nothing of it is in the binary.
+//! Faults that a pushed configuration can request, in builds with the feature `fault-injection` only: a
+//! crash, a hanging loop, a shifted clock; and gates, at which a test stops the process by a file in the run
+//! directory. Without the feature every call here is empty and nothing of it is in the binary.
 
 #[cfg(not(feature = "fault-injection"))]
 mod none {
@@ -12,27 +12,27 @@ mod none {
             Self
         }
 
-        /// A place where the process may be made to wait.
+        /// A place where a test may make the process wait.
         #[inline(always)]
         pub(crate) fn gate(&self, _: &str) {}
 
-        /// A limit that may be made shorter.
+        /// A limit that a test may shorten.
         #[inline(always)]
         pub(crate) fn limit(&self, _: &str, limit: std::time::Duration) -> std::time::Duration {
             limit
         }
 
-        /// A place where a loop may be made to stop.
+        /// A place where a fault may make a loop hang.
         #[inline(always)]
         pub(crate) fn point(&self, _: &str) {}
 
-        /// What is added to the wall clock, ms.
+        /// Milliseconds to add to the wall clock.
         #[inline(always)]
         pub(crate) fn clock_offset_ms(&self) -> i64 {
             0
         }
 
-        /// A configuration is in use.
+        /// Takes the faults of the configuration in use.
         #[inline(always)]
         pub(crate) fn arm(&self, _: &kedge_core::kubelet::Config) {}
     }
@@ -46,10 +46,10 @@ mod some {
     use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
-    /// How often a closed gate is looked at.
+    /// How often a closed gate is polled.
     const GATE_POLL: Duration = Duration::from_millis(5);
 
-    /// As a crash is, but not before its announcement is written.
+    /// Like a crash, but only after the announcement is written.
     fn abort() -> ! {
         crate::logging::flush();
         std::process::abort()
@@ -63,7 +63,7 @@ mod some {
         offset_ms: AtomicI64,
     }
 
-    /// Faults asked for.
+    /// The requested faults.
     #[derive(Clone, Default)]
     pub(crate) struct Faults(Arc<State>);
 
@@ -133,7 +133,7 @@ mod some {
                     state.hanging.store(true, Ordering::Relaxed);
                 };
                 if asked.hang_after.is_zero() {
-                    // here and now, so that "start" is before the agent is ready
+                    // here and now, so that "start" hangs before the agent is ready
                     return hang();
                 }
                 std::thread::spawn(move || {

@@ -1,7 +1,8 @@
-//! What the next start of the agent would do, while none runs: the decision of a start over the records as they are.
+//! A forecast of the agent's next start, while none runs: the decision of a start over the present records.
 //!
-//! Always holds: core itself decides, and nothing is written: a write of that start is taken for done. So `kedge config status` without
-//! an agent says what will run, by the very rules of a start. Leaves to others: reading one record (`perform::disk`).
+//! Always holds: core itself decides, and nothing is written: a write of that start counts as done. So `kedge
+//! config status` without an agent says what will run, by the very rules of a start. Leaves to others:
+//! reading one record (`perform::disk`).
 
 use crate::flags::AgentOptions;
 use crate::net::known_server::KnownServer;
@@ -15,10 +16,10 @@ use std::sync::Arc;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The report of the agent as it would be once it has started.
+/// The report that the agent would give after its start.
 ///
 /// # Errors
-/// It would refuse to start, or the records cannot be read by this user.
+/// It would refuse to start, or this user cannot read the records.
 pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
     let directory = &options.places.dynamic_config_dir;
     if let Err(error) = std::fs::read_dir(directory)
@@ -69,7 +70,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         read_only: Some("a forecast changes nothing".into()),
         is_image: false,
         was_displaced: run::was_displaced(&options.places),
-        // it changes nothing
+        // a forecast changes nothing
         _claim: None,
     };
     let mut event = Event::Start;

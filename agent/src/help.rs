@@ -1,6 +1,8 @@
-//! The pages of `kedge help`: one for each command that people give, one for those that units and the agent give.
+//! The pages of `kedge help`: one for each command that people use, one for those that units and the agent
+//! use.
 //!
-//! Always holds: every flag that is read stands on the page of each command that reads it. Leaves to others: what flags mean (`flags`).
+//! Always holds: every flag is on the page of each command that reads it. Leaves to others: the meaning of
+//! flags (`flags`).
 
 use kedge_core::kubelet::schema::distance;
 
@@ -32,13 +34,13 @@ const PAGES: [(&str, Page); 21] = [
     ("help", &[HELP]),
 ];
 
-/// The page of a command, by its words; without any, or of an unknown one, the list of all.
+/// The page of a command, by its words; without words, or for an unknown command, the list of all.
 pub(crate) fn page(words: &[impl AsRef<str>]) -> Page {
     let first = words.first().map_or("help", AsRef::as_ref);
     PAGES.iter().find(|(name, _)| *name == first).map_or(&[HELP], |(_, page)| *page)
 }
 
-/// What an unknown command may have been meant to be: two edits at most, and one for a short word.
+/// The likely intended command for an unknown one: two edits at most, and one for a short word.
 pub(crate) fn similar(word: &str) -> Option<&'static str> {
     if word.len() > 2 * LONGEST_WORD {
         return None;
@@ -47,7 +49,7 @@ pub(crate) fn similar(word: &str) -> Option<&'static str> {
     near.filter(|(edits, name)| *edits <= 2 && *edits * 3 <= name.len()).min().map(|(_, name)| name)
 }
 
-/// Of a command.
+/// Longest name of a command.
 const LONGEST_WORD: usize = 12;
 
 const HELP: &str = "\

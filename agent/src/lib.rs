@@ -1,8 +1,9 @@
 //! The agent on each node, as a library so that tests can drive its parts.
 //!
-//! `run` is the main loop around core; `perform` performs what core decides; `net` speaks to the API server,
-//! `local` to people and tools on the node itself; `cli` is every command that is not the agent, but `doctor`, `logs`, `slot`, `state`
-//! and `provision`; `workloads` performs what is ordered of containers; `kubelet_api` answers what kubectl asks of a node.
+//! `run` is the main loop around core; `perform` performs core's decisions; `net` speaks to the API server,
+//! `local` to people and tools on the node itself; `cli` is every command that is not the agent, except
+//! `doctor`, `logs`, `slot`, `state` and `provision`; `workloads` performs orders about containers;
+//! `kubelet_api` answers kubectl's requests to a node.
 
 mod beside;
 pub mod calls;

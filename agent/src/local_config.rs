@@ -1,8 +1,8 @@
-//! Reads the local config from disk: the `--config` file and the drop-ins, those in sub-directories too, as bytes; core judges
-//! them.
+//! Reads the local config from disk: the `--config` file and the drop-ins, those in sub-directories too, as
+//! bytes; core judges them.
 //!
-//! Always holds: an unreadable file is an error that names it, never an absent layer. Leaves to others: the order and the
-//! meaning of layers (`kedge_core::kubelet`).
+//! Always holds: an unreadable file is an error that names it, never an absent layer. Leaves to others: the
+//! order and the meaning of layers (`kedge_core::kubelet`).
 
 use crate::errors::chain;
 use crate::flags::LocalFiles;
@@ -13,13 +13,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Longest file read; core's own limit for a text is below it, and says so better.
+/// Longest file read; core's own limit for a text is lower, and its error is clearer.
 const FILE_BYTES: usize = 4 * 1024 * 1024;
 
-/// Most entries looked at in a drop-in directory and below it.
+/// Most entries read in a drop-in directory and below it.
 const DIRECTORY_ENTRIES: usize = 10_000;
 
-/// Skipped files that the log names.
+/// Skipped files that the log lists by name.
 const SKIPPED_NAMED: usize = 5;
 
 /// A layer that could not be read.
@@ -41,7 +41,7 @@ impl std::error::Error for LocalConfigError {}
 /// Reads all layers of the local config.
 ///
 /// # Errors
-/// A file or directory that should be there cannot be read.
+/// A required file or directory cannot be read.
 pub(crate) fn read(files: &LocalFiles) -> Result<LocalLayers, LocalConfigError> {
     let base = match &files.config {
         None => None,
@@ -54,7 +54,7 @@ pub(crate) fn read(files: &LocalFiles) -> Result<LocalLayers, LocalConfigError> 
     Ok(LocalLayers { base, drop_ins, flags: files.flags.clone(), ..LocalLayers::default() })
 }
 
-/// What there is of a local configuration, by path, size and time of each file: another one, if a file was changed.
+/// The state of a local configuration: path, size and time of each file. It differs if a file was changed.
 pub(crate) type Fingerprint = Vec<(PathBuf, Option<(u64, SystemTime)>)>;
 
 /// The same for these files, as of now.
@@ -108,7 +108,8 @@ fn drop_ins(directory: &Path, must_exist: bool) -> Result<Vec<LayerText>, LocalC
     sorted.taken.iter().map(|name| layer("drop-in", &directory.join(name), Origin::DropIn)).collect()
 }
 
-/// The first few of these, and how many more there are: a whole tree may have been put there. `None`: the list is empty.
+/// The first few of these, and how many more there are: a whole tree may have been put there. `None` if the
+/// list is empty.
 fn some_names(paths: &[PathBuf]) -> Option<String> {
     let mut names: Vec<String> =
         paths.iter().take(SKIPPED_NAMED).map(|path| path.display().to_string()).collect();
@@ -119,7 +120,8 @@ fn some_names(paths: &[PathBuf]) -> Option<String> {
     (!names.is_empty()).then(|| names.join(", "))
 }
 
-/// Everything but directories below this one, by its path below it. A link to a directory is not followed, as upstream does not.
+/// Everything but directories below this one, by its path below it. A link to a directory is not followed, as
+/// upstream does not.
 ///
 /// # Errors
 /// The directory that cannot be read.
@@ -128,7 +130,7 @@ fn files_below(directory: &Path) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
     let mut below = vec![PathBuf::new()];
     let mut entries = 0;
     while let Some(part) = below.pop() {
-        // joined with nothing it would end in a slash
+        // joining with nothing would add a slash at the end
         let path = if part.as_os_str().is_empty() { directory.to_owned() } else { directory.join(&part) };
         let failed = |error| (path.clone(), error);
         for entry in std::fs::read_dir(&path).map_err(failed)? {

@@ -1,12 +1,13 @@
-//! The log: one line per message on standard error, with a `<N>` priority that journald reads when it listens, and a
-//! time of its own when it does not.
+//! The log: one line per message on standard error, with a `<N>` priority that journald reads when it
+//! listens, and a time of its own when it does not.
 //!
-//! Always holds: no loop waits for the reader of the log. Lines go through a bounded queue to a thread of their own; while
-//! the reader is stuck and the queue is full, new lines are dropped, and their number is logged once it reads again. At a
-//! normal exit and before a panic's message the queue is emptied, for as long as [`FLUSH_LIMIT`].
+//! Always holds: no loop waits for the reader of the log. Lines go through a bounded queue to a thread of
+//! their own; while the reader is stuck and the queue is full, new lines are dropped, and their number is
+//! logged once it reads again. At a normal exit and before a panic's message the queue is emptied, for as
+//! long as [`FLUSH_LIMIT`].
 //!
-//! The level follows `logging.verbosity` of the configuration in use: 0 to 3 says what an operator wants to know, 4 and
-//! above everything.
+//! The level follows `logging.verbosity` of the configuration in use: 0 to 3 is for operators, 4 and above
+//! shows everything.
 
 use kedge_api::Timestamp;
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -20,10 +21,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Longest line: a message that repeats a stranger's text must not fill a disk.
 const LINE_BYTES: usize = 4096;
 
-/// Most bytes that wait for the reader: some 500 usual lines, more than a start with everything wrong says.
+/// Most bytes that wait for the reader: some 500 usual lines, more than a start with every possible fault
+/// logs.
 const QUEUE_BYTES: usize = 64 * 1024;
 
-/// How long an exit waits for the reader of the log. A pipe that is read takes microseconds.
+/// How long an exit waits for the reader of the log. A pipe that somebody reads takes microseconds.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// Stack of the thread that writes: it formats nothing but a number.
@@ -40,9 +42,9 @@ struct Queue {
 struct Waiting {
     lines: VecDeque<String>,
     bytes: usize,
-    /// Lines that found no room since the last that did.
+    /// Lines that found no room since the last one that did.
     lost: u64,
-    /// A line is with the system, which may keep it for as long as it likes.
+    /// A line was passed to the system, which may hold it for any time.
     is_writing: bool,
 }
 
@@ -63,7 +65,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits for something to write: lines, and then how many were lost after them.
+    /// Waits for output: lines, and then how many were lost after them.
     fn next(&self) -> (Option<String>, u64) {
         let mut state = self.state();
         state.is_writing = false;
@@ -83,7 +85,7 @@ impl Queue {
         }
     }
 
-    /// Waits until all is written; says whether it was in time.
+    /// Waits until all lines are written; returns whether they were in time.
     fn flush(&self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         let mut state = self.state();
@@ -97,7 +99,7 @@ impl Queue {
         true
     }
 
-    /// Writes lines as they come, for ever; errors are ignored, for an agent does not stop for its log.
+    /// Writes lines as they arrive, for ever; errors are ignored, because an agent does not stop for its log.
     fn write_to(&self, mut out: impl Write, journald: bool) {
         loop {
             let (line, lost) = self.next();
@@ -137,7 +139,7 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// A line as it goes out, its end included.
+/// The form in which a line is written, including its end.
 fn written(level: Level, line: &str, journald: bool) -> String {
     let priority = match level {
         Level::Error => 3,
@@ -153,9 +155,10 @@ fn written(level: Level, line: &str, journald: bool) -> String {
 /// # Errors
 /// Standard error cannot be cloned, or no thread started.
 pub(crate) fn start() -> io::Result<()> {
-    // systemd names the stream it reads; under anything else a person does
+    // systemd sets the variable for the stream it reads; otherwise a person reads it
     let journald = std::env::var_os("JOURNAL_STREAM").is_some();
-    // a descriptor of our own: std's lock of standard error would be held while the reader is stuck, and a panic needs it
+    // a descriptor of our own: std's lock of standard error would be held while the reader is stuck, and a
+    // panic needs it
     let out = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let queue = QUEUE.get_or_init(Arc::default).clone();
     if log::set_boxed_logger(Box::new(Stderr { queue: queue.clone(), journald })).is_err() {
@@ -176,7 +179,7 @@ pub(crate) fn start() -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until what was logged is written, for a while; says whether it is.
+/// Waits a bounded time until all logged lines are written; returns whether they are.
 pub(crate) fn flush() -> bool {
     QUEUE.get().is_none_or(|queue| queue.flush(FLUSH_LIMIT))
 }
@@ -199,7 +202,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-    /// A reader that takes one line for each turn, and keeps the writer waiting until then.
+    /// A reader that accepts one line for each turn, and blocks the writer until then.
     struct Reader {
         turns: Receiver<()>,
         read: SyncSender<String>,
@@ -247,7 +250,7 @@ mod tests {
         }
         assert!(queue.flush(Duration::from_secs(60)));
         let read: Vec<String> = lines.try_iter().collect();
-        // the line that the writer has in hand takes no room
+        // the line that the writer has taken out needs no room
         assert_eq!(read.len() - 1, room + 1);
         assert!(read.iter().zip(0..).take(read.len() - 1).all(|(read, number)| *read == line(number)));
         let lost = pushed - (read.len() - 1);

@@ -10,6 +10,7 @@ fn main() -> ExitCode {
         Ok(command) => command,
         Err(error) => return fail(2, &error),
     };
+    // without `apart`: processes that live long, and commands that need little stack
     let done = match command {
         Command::Agent(options) => {
             return run::run(*options).unwrap_or_else(|error| fail(error.exit_code(), &error));
@@ -69,14 +70,14 @@ fn main() -> ExitCode {
     done.map_or_else(|error| fail(1, &error), |()| ExitCode::SUCCESS)
 }
 
-/// A command that ends by itself, not inlined: the stack it needs would be part of what `main` holds for the agent and each shim as
-/// long as they live, 56 KiB of memory.
+/// A command that ends by itself; not inlined, because its stack would be part of `main`'s frame in the agent
+/// and in each shim as long as they live, 56 KiB of memory.
 #[inline(never)]
 fn apart<T>(command: impl FnOnce() -> T) -> T {
     command()
 }
 
-/// As a shell has it: only the last eight bits.
+/// Only the last eight bits, as a shell sees it.
 fn exit_code(code: i32) -> ExitCode {
     ExitCode::from(code.to_le_bytes()[0])
 }

@@ -1,7 +1,9 @@
-//! What this node is called: by the flag, else by the credential that was issued for it, else by its host.
+//! This node's name: from the flag, or else from the credential that was issued for it, or else from its
+//! host.
 //!
-//! Always holds: a certificate that names a node is good for that one alone, so without a flag its name counts, and a machine called
-//! `raspberrypi` joins as the node that its kubeconfig is for. Leaves to others: the host's own name, which stays a label.
+//! Always holds: a certificate that names a node is valid for that node alone, so without a flag its name is
+//! used, and a machine called `raspberrypi` joins as the node that its kubeconfig is for. Leaves to others:
+//! the host's own name, which stays a label.
 
 use crate::kubelet_api::server::subject_name;
 use crate::net::kubeconfig::{self, Kubeconfig};
@@ -10,10 +12,11 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// How long a start waits for the kubeconfig to be read. One that comes later and names another node makes the agent begin anew.
+/// How long a start waits for the kubeconfig to be read. If it arrives later and names another node, the
+/// agent restarts.
 const READ_LIMIT: Duration = Duration::from_secs(5);
 
-/// The name, and whether it is the credential's.
+/// The name, and whether it comes from the credential.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NodeName {
     pub(crate) name: String,
@@ -27,14 +30,14 @@ pub(crate) fn choose(flag: Option<&str>, credential: Option<String>, host: &str)
     NodeName { name, is_credentials }
 }
 
-/// The node for which a kubeconfig's client certificate is, if it is for one.
+/// The node that a kubeconfig's client certificate is for, if it is for one.
 pub(crate) fn of_kubeconfig(kubeconfig: &Kubeconfig) -> Option<String> {
     let leaf = kubeconfig.client_certificate.as_ref()?.chain.first()?;
     let name = subject_name(leaf)?;
     name.strip_prefix(NODE_USER_PREFIX).filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
-/// The same of a file; none where it is not there, cannot be used, or its disk does not answer.
+/// The same for a file; `None` if it is missing, unusable, or its disk does not answer.
 pub(crate) fn of_file(path: &Path) -> Option<String> {
     let (done, read) = mpsc::sync_channel(1);
     let path = path.to_owned();
@@ -46,7 +49,7 @@ pub(crate) fn of_file(path: &Path) -> Option<String> {
     read.recv_timeout(READ_LIMIT).ok()?
 }
 
-/// What is wrong where flag and credential name different nodes, and what to do.
+/// The complaint if flag and credential name different nodes, and the remedy.
 pub(crate) fn conflict(own: &str, credential: Option<&str>, kubeconfig: &str) -> Option<String> {
     let credential = credential.filter(|credential| *credential != own)?;
     Some(format!(

@@ -1,8 +1,10 @@
-//! `kedge provision`, for `kedge-provision.service` of the disk images: installs this device's identity before the agent starts.
+//! `kedge provision`, for `kedge-provision.service` of the disk images: installs this device's identity
+//! before the agent starts.
 //!
-//! Looks at what was handed over, as systemd credentials (SMBIOS, fw_cfg, the kernel's command line) or as files on the EFI
-//! partition, and at the device's own files; performs what `kedge_core::provision` decides, durably; and sets the host's name.
-//! Always holds: nothing here can keep the agent from starting; at any time a file is the old one or the new one.
+//! Reads the handed-over files, from systemd credentials (SMBIOS, fw_cfg, the kernel's command line) or from
+//! the EFI partition, and the device's own files; performs the decisions of `kedge_core::provision`, durably;
+//! and sets the host's name. Always holds: nothing here can keep the agent from starting; at any time a file
+//! is the old one or the new one.
 
 use kedge_core::provision::{self, Act, Own, Part};
 use kedge_platform::files::Operations;
@@ -15,17 +17,17 @@ use std::path::{Path, PathBuf};
 
 /// Where the device's own files are.
 const OWN: &str = "/etc/kedge";
-/// A kubeconfig has some KiB; a drop-in that is larger is not looked at.
+/// A kubeconfig has some KiB; a larger drop-in is ignored.
 const LIMIT: usize = 1 << 20;
 /// A digest, an inode and a time.
 const NOTE_LIMIT: usize = 1024;
-/// Entries of a directory of drop-ins, and how deep they lie: more than a person writes.
+/// Entries of a directory of drop-ins, and their depth: more than a person writes.
 const ENTRIES: usize = 10_000;
 const DEPTH: usize = 16;
-/// Leftovers of writes that a power cut ended: at most one for each.
+/// Most leftovers removed of writes that a power cut ended: there is at most one for each file.
 const SWEPT: usize = 10_000;
 
-/// Provides, guards, and sets the host's name.
+/// Installs handed-over files, guards the present ones, and sets the host's name.
 pub fn provision() {
     let (credentials, efi) = (env::var_os("CREDENTIALS_DIRECTORY"), Path::new(EFI).join("kedge"));
     let handed = |part: Part| handed(part, credentials.as_ref().map(Path::new), &efi);
@@ -41,7 +43,7 @@ fn say(text: impl std::fmt::Display) {
     crate::cli::print(format_args!("provision: {text}"));
 }
 
-/// What was handed over, and where; a credential goes before a file.
+/// A handed-over file and its path; a credential takes precedence over a file.
 fn handed(part: Part, credentials: Option<&Path>, efi: &Path) -> Option<(Vec<u8>, PathBuf)> {
     let credential = credentials.map(|folder| folder.join(format!("kedge.{}", part.name())));
     let places = credential.into_iter().chain([efi.join(part.name())]);
@@ -59,7 +61,7 @@ fn handed(part: Part, credentials: Option<&Path>, efi: &Path) -> Option<(Vec<u8>
 /// The device's own files.
 struct Device<'a, D> {
     files: &'a DurableFiles<D>,
-    /// What becomes of a line for the journal.
+    /// Writes a line to the journal.
     tell: &'a dyn Fn(&dyn std::fmt::Display),
 }
 
@@ -68,7 +70,7 @@ impl<D: Operations> Device<'_, D> {
         (self.tell)(&text);
     }
 
-    /// Returns the name that the host gets.
+    /// Returns the new host name.
     fn start(&self, handed: impl Fn(Part) -> Option<(Vec<u8>, PathBuf)>) -> Option<String> {
         self.files.sweep_root(SWEPT);
         Part::ALL.into_iter().for_each(|part| self.provide(part, handed(part)));
@@ -132,7 +134,7 @@ impl<D: Operations> Device<'_, D> {
         Some(String::from_utf8_lossy(&content).trim_end_matches('\n').to_owned())
     }
 
-    /// Writes a note, if it is another one.
+    /// Writes a note, if it has changed.
     fn note(&self, path: &str, text: &str) {
         if self.line(path).as_deref() == Some(text) {
             return;
@@ -160,13 +162,13 @@ impl<D: Operations> Device<'_, D> {
 
     fn guard(&self, path: &str) {
         let own = self.own(path);
-        // what cannot be read as a file of some size has no note, and keeps none
+        // an unreadable file, and one that is too large, has no note
         if own.last_write.is_some() {
             self.perform(path, "", provision::guard(&own));
         }
     }
 
-    /// All files `*.conf` below, as the agent reads them; links are not followed.
+    /// All files `*.conf` below the folder, as the agent reads them; links are not followed.
     fn guard_below(&self, folder: &Path, depth: usize) {
         let Ok(listing) = self.files.list(folder, ENTRIES) else { return };
         for entry in listing.entries {
@@ -180,7 +182,7 @@ impl<D: Operations> Device<'_, D> {
     }
 }
 
-/// Where it is noted which handover was dealt with.
+/// Path of the note about the latest handled file of this part.
 fn handed_note(part: Part) -> String {
     format!(".handed-{}", part.name())
 }
@@ -193,7 +195,7 @@ mod tests {
     const SEEDS: u64 = 4;
     const EIO: i32 = 5;
 
-    /// A device, and what is handed over to it.
+    /// A device, and the files handed over to it.
     struct Board {
         disk: FakeDisk,
         kubeconfig: Option<Vec<u8>>,
@@ -217,7 +219,7 @@ mod tests {
             Device { files: &fake::files(&self.disk), tell: &|_| () }.start(handed)
         }
 
-        /// A boot, after which the kubeconfig is this one.
+        /// Boots, and checks that the kubeconfig is this one afterwards.
         #[track_caller]
         fn boots(&self, expected: &str, when: &str) {
             let name = self.start();
@@ -226,12 +228,12 @@ mod tests {
             assert_eq!(name.as_deref(), Some("edge-7"), "{when}");
         }
 
-        /// As the owner or the agent writes.
+        /// Writes as the owner or the agent does.
         fn write(&self, path: &str, content: &str) {
             fake::files(&self.disk).write_durably(Path::new(path), content.as_bytes()).unwrap();
         }
 
-        /// As the disk loses a bit.
+        /// Flips a bit, as a failing disk does.
         fn damage(&self, path: &str) {
             assert!(self.disk.damage(path, |content| content[0] ^= 1), "{path} is there");
         }
@@ -322,7 +324,7 @@ mod tests {
         assert_eq!(board.start().as_deref(), Some("edge-8"));
     }
 
-    /// What has happened, the device before a boot, and the kubeconfig that it must have after it.
+    /// The event, the device before a boot, and the kubeconfig that it must have after it.
     type Case = (&'static str, fn() -> Board, &'static str);
 
     fn cases() -> [Case; 6] {

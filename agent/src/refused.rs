@@ -1,9 +1,11 @@
-//! The pause of an agent that cannot start: its local configuration is invalid, as a rule, and nobody is there to mend it. Without one it
-//! would be started each two seconds, 37,000 times a day, each time with some lines in the journal, on flash.
+//! The pause of an agent that cannot start: usually its local configuration is invalid, and nobody is there
+//! to mend it. Without a pause the service manager would start it every two seconds, 37,000 times a day, each
+//! time with some lines in the journal, on flash.
 //!
-//! Always holds: the first refusal ends at once, so whoever starts the service sees it; each further one in a row waits twice as long, up
-//! to a minute, and ends soon after a file of the local configuration was changed; a stop ends the pause. Without a service manager
-//! there is none. Leaves to others: why it cannot start (`run`).
+//! Always holds: the first refusal ends at once, so the operator who starts the service sees it; each further
+//! one in a row waits twice as long, up to a minute, and ends soon after a file of the local configuration
+//! was changed; a stop ends the pause. Without a service manager it does not pause. Leaves to others: why it
+//! cannot start (`run`).
 
 use crate::flags::AgentOptions;
 use crate::local_config::{self, Fingerprint};
@@ -13,16 +15,16 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// In the run directory: how often in a row.
+/// File in the run directory: the number of refusals in a row.
 const COUNT: &str = "refused";
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Between two looks at the files of the local configuration.
+/// Between two checks of the files of the local configuration.
 const LOOK: Duration = Duration::from_secs(1);
-/// What is asked of the service manager beyond the pause.
+/// Time that is requested from the service manager beyond the pause.
 const BESIDE: Duration = Duration::from_secs(30);
 
-/// What a start was given, as far as it matters here.
+/// The inputs of a start that matter here.
 pub(crate) struct Start {
     run_dir: PathBuf,
     local: crate::flags::LocalFiles,
@@ -35,7 +37,7 @@ impl Start {
         Self { run_dir: options.places.run_dir.clone(), found: local_config::fingerprint(&local), local }
     }
 
-    /// Waits, if this is not the first refusal in a row. False: it did not, and nothing was logged.
+    /// Waits, if this is not the first refusal in a row. Returns false, without a log line, if it is.
     pub(crate) fn pause(&self, why: &dyn Display) -> bool {
         let supervisor = NotifySocket::from_environment();
         if !supervisor.is_there() {
@@ -53,7 +55,7 @@ impl Start {
         supervisor.extend_timeout(pause + BESIDE);
         supervisor
             .status(&format!("refuses to start: {}", why.to_string().lines().next().unwrap_or_default()));
-        // nothing is to be done before it ends
+        // a stop may end this process at once: it has nothing left to do
         linux::unblock_stop_signals();
         let end = Instant::now() + pause;
         while Instant::now() < end && local_config::fingerprint(&self.local) == self.found {
@@ -63,7 +65,7 @@ impl Start {
     }
 }
 
-/// A start that succeeded: the next refusal is the first.
+/// Records a start that succeeded: the next refusal is the first again.
 pub(crate) fn forget(run_dir: &Path) {
     let _ = std::fs::remove_file(run_dir.join(COUNT));
 }
@@ -73,7 +75,7 @@ fn refusals(run_dir: &Path) -> u32 {
     String::from_utf8(count).ok().and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
-/// None: it is the first.
+/// `None` for the first refusal.
 fn pause_after(refusals: u32) -> Option<Duration> {
     let doublings = refusals.checked_sub(1)?.min(8);
     Some((FIRST_PAUSE * 2_u32.pow(doublings)).min(LONGEST_PAUSE))

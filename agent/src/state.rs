@@ -1,7 +1,8 @@
-//! `kedge state open`, for a disk image, before systemd starts: opens the state partition on `/var`, and shows this device's own files.
+//! `kedge state open`, for a disk image, before systemd starts: opens the state partition on `/var`, and
+//! shows this device's own files.
 //!
-//! Performs what `kedge_core::state_partition` decides, one act after the other. Always holds: it ends, and nothing of it keeps the system
-//! from starting; what failed is in the kernel's log.
+//! Performs the decisions of `kedge_core::state_partition`, one after the other. Always holds: it ends, and
+//! nothing in it keeps the system from starting; failures are in the kernel's log.
 
 use crate::cli::CommandError;
 use kedge_core::state_partition::{Act, Checked, Opening, Outcome};
@@ -13,12 +14,12 @@ use std::fmt::Display;
 use std::path::Path;
 
 const MACHINE_ID: &str = "machine-id";
-/// The id and a newline; what is longer is none.
+/// The id and a newline; a longer file is not an id.
 const MACHINE_ID_BYTES: usize = 4096;
-/// Leftovers of a write that a power cut ended: there is one file.
+/// Most leftovers removed of a write that a power cut ended: there is one file.
 const SWEPT: usize = 1000;
 
-/// Opens it.
+/// Opens the state partition.
 ///
 /// # Errors
 /// Nothing could be mounted on `/var`, not even memory.
@@ -29,7 +30,7 @@ pub fn open() -> Result<(), CommandError> {
     }
 }
 
-/// Whether there is something on `/var`.
+/// Opens it by calls of this board; false if not even memory could be mounted.
 fn open_on<B: StateBoard>(board: &B) -> bool {
     let mut opening = Opening::new(board.device().map(|device| device.display().to_string()));
     let mut is_there = true;
@@ -69,6 +70,7 @@ fn perform<B: StateBoard>(board: &B, act: Act) -> Outcome {
         Act::ShowOwnFiles => done("show /etc/kedge", board.show_own_files()),
         Act::ReadMachineId => {
             let files = board.own();
+            // `/var` has just been mounted: nobody else writes there yet
             files.sweep_root(SWEPT);
             let found = files.read(Path::new(MACHINE_ID), MACHINE_ID_BYTES).ok();
             Outcome::Text(found.map(|content| String::from_utf8_lossy(&content).into_owned()))
@@ -113,7 +115,8 @@ mod tests {
         board.content().holds("kedge/kubeconfig", b"precious")
     }
 
-    /// Partitions, the calls that open them, what is on `/var` then, and whether it is what was there.
+    /// Partitions, the calls that open them, the file system on `/var` then, and whether its content is the
+    /// old one.
     const ROWS: [(Medium, &str, Var, bool); 15] = [
         (Medium::WHOLE, "look correct mount", Var::Disk, true),
         (Medium { damage: 1, ..Medium::WHOLE }, "look correct mount", Var::Disk, true),
@@ -151,7 +154,7 @@ mod tests {
             false,
         ),
         (
-            // it is read at the second try
+            // the second try reads it
             Medium { unreadable: Some((FIRST_COPY, 1)), bytes_behind: 0, ..Medium::NEW },
             "look copy copy read read pause read read make mount",
             Var::Disk,
@@ -228,7 +231,7 @@ mod tests {
         assert!(cuts >= 25, "only {cuts} cuts");
     }
 
-    /// The wrong boards after a cut at each write of a first boot.
+    /// The boards in a wrong state after a cut at each write of a first boot.
     fn first_boot_cuts(sabotage: fn(&FakeDisk)) -> Vec<String> {
         let mut wrong = Vec::new();
         for (cut, loss) in (0..20).flat_map(|cut| Loss::all(SEEDS).map(move |loss| (cut, loss))) {

@@ -1,13 +1,14 @@
 //! `kedge status` and `kedge config status` for people: the report of an agent as lines of text.
 //!
-//! Always holds: each line stands for one thing an operator acts on; what is not known is said to be unknown, never shown as
-//! zero. Leaves to others: the report itself (`local::answers`), asking for it (`cli`).
+//! Always holds: each line is one fact that an operator acts on; an unknown value is shown as unknown, never
+//! as zero. Leaves to others: the report itself (`local::answers`), asking for it (`cli`).
 
 use crate::node_name;
 use serde_json::Value;
 use std::fmt::Write as _;
 
-/// What is wrong with the disk once an order takes so long: the longest that healthy flash was seen to take.
+/// An order to the disk that takes this long shows that the disk is faulty: the longest time seen on healthy
+/// flash.
 const SLOW_DISK_SECS: u64 = 10;
 
 /// The whole report.
@@ -146,7 +147,7 @@ fn disk(disk: &Value) -> String {
         parts.push(problem.to_owned());
     }
     let busy = number(disk, "/busySeconds").filter(|secs| *secs >= SLOW_DISK_SECS);
-    // an agent beside a process that the disk keeps from ending gives it no orders
+    // an agent beside a process that the disk keeps from ending sends the disk no orders
     if let Some(secs) = busy.or(number(disk, "/stalledSeconds")) {
         parts.push(format!("does not answer since {}, nothing is recorded until it does", duration(secs)));
     }
@@ -181,7 +182,7 @@ fn state(config: &Value) -> String {
     }
 }
 
-/// Crashes and power cuts that count against the configuration in use; none are not worth a line.
+/// Crashes and power cuts that count against the configuration in use; zero does not get a line.
 pub(crate) fn crashes(config: &Value) -> Option<String> {
     let startups = number(config, "/startups").unwrap_or_default();
     let cuts = number(config, "/cuts").unwrap_or_default();
@@ -193,7 +194,7 @@ pub(crate) fn crashes(config: &Value) -> Option<String> {
     Some(format!("{startups}{limit} tolerated{cuts}"))
 }
 
-/// Pods are held for so much longer.
+/// How much longer pods are held.
 pub(crate) fn held(secs: u64) -> String {
     let rest = duration(secs);
     format!("held for {rest} more: none is started or stopped, because the agent ended too often")

@@ -1,7 +1,7 @@
 //! `/containerLogs/NAMESPACE/POD/CONTAINER`: what a container has written.
 //!
-//! Always holds: a caller that reads slowly makes the reading of files wait, not memory grow; one that leaves ends it, also while nothing
-//! is written. Left to others: which files, and what of them (`crate::logs`).
+//! Always holds: a caller that reads slowly makes the reading of files wait, not memory grow; one that leaves
+//! ends it, also while nothing is written. Left to others: which files, and what of them (`crate::logs`).
 
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::sync::Arc;
@@ -97,6 +97,7 @@ fn options(
     if stream.is_some() && tail.is_some() {
         return Err("`tailLines` and specific `stream` are mutually exclusive for now".into());
     }
+    // each becomes a part of a path: none may lead out of the directory of logs, or into another pod's
     if [namespace, pod, container]
         .iter()
         .any(|name| name.is_empty() || name.contains(['/', '_']) || name.starts_with('.'))

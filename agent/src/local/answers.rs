@@ -1,5 +1,5 @@
-//! The answers of the local endpoint: health, the effective configuration, the agent's state, metrics, and the two requests
-//! that change something.
+//! The answers of the local endpoint: health, the effective configuration, the agent's state, metrics, and
+//! the two requests that change something.
 
 use super::{Request, Response, Verb};
 use kedge_core::pods::PodEvent;
@@ -8,19 +8,19 @@ use kedge_platform::ProcessFacts;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// What core does not know, as of now.
+/// Facts that core does not know, as of now.
 #[derive(Debug, Default)]
 pub struct Surroundings {
     pub process: ProcessFacts,
-    /// The API server, and what requests to it last came to.
+    /// The API server, and the latest outcomes of requests to it.
     pub server: Value,
-    /// How writes to the disk go.
+    /// The state of writes to the disk.
     pub disk: Value,
     /// The flags that no configuration shows.
     pub flags: Value,
 }
 
-/// The answer to a request, and what it sets in motion.
+/// The answer to a request, and the event that it causes.
 pub fn answer(request: &Request, node: &Core, now: Now, around: &Surroundings) -> (Response, Option<Event>) {
     let (Some(report), Some(effective)) = (node.report(now), node.effective()) else {
         return (Response::text(503, "starting: no configuration is in use yet\n"), None);
@@ -33,7 +33,7 @@ pub fn answer(request: &Request, node: &Core, now: Now, around: &Surroundings) -
         (Verb::Get, "/status") => (Response::json(200, &status(&report, around)), None),
         (Verb::Get, "/metrics") => (Response::metrics(metrics(&report, &around.process)), None),
         (Verb::Get, "/pods") => match node.pods() {
-            // what is unknown is not gone: an agent that has just begun does not know yet what runs
+            // unknown does not mean gone: an agent that has just started does not know yet which pods run
             Some(pods) => {
                 let held = node.pods_held_seconds(now);
                 let (pods, is_complete) = (json!(pods), node.knows_all_pods());
@@ -75,7 +75,7 @@ fn status(report: &Report, around: &Surroundings) -> Value {
     status
 }
 
-/// Why there are no pods to ask about.
+/// The answer where there are no pods.
 const NO_RUNTIME: &str = "this node runs no pods: there is no container runtime (--crun)\n";
 
 fn release(request: &Request, node: &Core) -> (Response, Option<Event>) {
@@ -127,6 +127,7 @@ fn forgive(request: &Request, node: &Core, report: &Report) -> (Response, Option
 fn metrics(report: &Report, process: &ProcessFacts) -> String {
     let mut out = String::new();
     let status = &report.config.status;
+    // as upstream: the value is always 1, the labels carry the information
     for (name, help, source) in [
         ("assigned", "The configuration this node will try to use.", &status.assigned),
         ("active", "The configuration in use.", &status.active),

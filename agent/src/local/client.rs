@@ -1,8 +1,8 @@
-//! Asking the agent on this node: the command line's side of the local endpoint.
+//! Queries to the agent on this node: the command line's side of the local endpoint.
 //!
 //! Owns one exchange at a time, blocking. Always holds: it ends within [`LIMIT`], and an answer is read up to
-//! [`MAX_ANSWER_BYTES`]. It distinguishes an agent that does not run from one that does not answer, because the person
-//! at the keyboard acts differently. Leaves the meaning of an answer to its caller.
+//! [`MAX_ANSWER_BYTES`]. It distinguishes an agent that does not run from one that does not answer, because
+//! the person at the keyboard acts differently. Leaves the meaning of an answer to its caller.
 
 use std::error;
 use std::fmt;
@@ -24,14 +24,14 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-/// Why there is no valid answer.
+/// Why there was no valid answer.
 #[derive(Debug)]
 pub enum AskError {
     /// Nothing listens on the socket.
     NotRunning { socket: PathBuf, source: io::Error },
-    /// The socket is not for this user.
+    /// This user may not use the socket.
     Denied { socket: PathBuf, source: io::Error },
-    /// The agent took the question and the answer did not come, or not whole.
+    /// The agent accepted the request, and the answer did not arrive, or not whole.
     NoAnswer { socket: PathBuf, source: io::Error },
     /// The answer is not HTTP, or too large.
     Garbled { socket: PathBuf, why: String },
@@ -66,15 +66,15 @@ impl error::Error for AskError {
 /// Reads something from the agent: `/configz`.
 ///
 /// # Errors
-/// If no answer came. An answer that says no is an [`Answer`] with its status.
+/// If no answer arrived. A refusal is an [`Answer`] with its status.
 pub fn get(socket: &Path, path_and_query: &str) -> Result<Answer, AskError> {
     ask(socket, "GET", path_and_query)
 }
 
-/// Asks the agent to change something: `/config/forgive?uid=...`. Values must be percent-encoded.
+/// Requests a change from the agent: `/config/forgive?uid=...`. Values must be percent-encoded.
 ///
 /// # Errors
-/// As [`get`].
+/// Those of [`get`].
 pub fn post(socket: &Path, path_and_query: &str) -> Result<Answer, AskError> {
     ask(socket, "POST", path_and_query)
 }
@@ -89,7 +89,7 @@ fn ask(socket: &Path, method: &str, path_and_query: &str) -> Result<Answer, AskE
     let no_answer = |source| AskError::NoAnswer { socket: at(), source };
     stream.set_write_timeout(Some(LIMIT)).map_err(no_answer)?;
     let head = format!("{method} {path_and_query} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
-    // an agent that refuses before it has read all of this has still answered
+    // an agent that refuses before it has read the whole request has still answered
     let written = stream.write_all(head.as_bytes());
     let mut bytes = Vec::new();
     loop {
@@ -122,7 +122,7 @@ enum Fault {
     Garbled(String),
 }
 
-/// Reads a whole answer, which the server ends by closing; its `Content-Length` tells whether it is whole.
+/// Reads a whole answer, which the server ends by closing; its `Content-Length` shows whether it is whole.
 fn parse(mut bytes: Vec<u8>) -> Result<Answer, Fault> {
     let mut headers = [httparse::EMPTY_HEADER; 32];
     let mut head = httparse::Response::new(&mut headers);

@@ -1,13 +1,14 @@
 //! The local endpoint: HTTP/1.1 on a unix socket, for the command line and for tools on the node.
 //!
-//! Owns the socket file, who may connect, and the limits on what they send. Always holds: a caller that is slow, large
-//! or gone costs a bounded amount of memory and time and delays no other part of the agent; only root and the
-//! agent's own user get in. The server knows no path: every request goes as a [`Call`] through a
-//! channel to the main loop ( which owns the state it asks about).
-//! `server` listens, `answers` knows the paths, `client` is the command line's side.
+//! Owns the socket file, the choice of users that may connect, and the limits of their requests. Always
+//! holds: a caller that is slow, large or gone costs a bounded amount of memory and time and delays no other
+//! part of the agent; only root and the agent's own user get in. The server knows no path: every request goes
+//! as a [`Call`] through a channel to the main loop (which owns the requested state). `server` listens,
+//! `answers` knows the paths, `client` is the command line's side.
 //!
 //! On TCP, which is optional and for loopback only, callers cannot be identified: requests there are marked
-//! [`Origin::Loopback`], may only read, and must name a loopback host (so no web page can reach them through a browser).
+//! [`Origin::Loopback`], may only read, and must name a loopback host (so no web page can reach them through
+//! a browser).
 
 pub mod answers;
 pub mod client;
@@ -28,7 +29,7 @@ pub enum Origin {
     Loopback,
 }
 
-/// What may be asked.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Read.
@@ -96,7 +97,7 @@ impl Response {
     }
 }
 
-/// A request that waits for its answer. Dropping it unanswered answers 503.
+/// A request that waits for its answer. If it is dropped, the answer is 503.
 #[derive(Debug)]
 pub struct Call {
     pub request: Request,
@@ -104,7 +105,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Answers. It does not matter if the caller is gone.
+    /// Answers. A caller that is gone does not matter.
     pub fn answer(self, response: Response) {
         let _ = self.reply.send(response);
     }

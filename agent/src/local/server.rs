@@ -1,8 +1,9 @@
 //! Listening on the local endpoint.
 //!
-//! Owns the socket's life (a stale one is replaced, a living one is never taken away) and one task per connection.
-//! Always holds: at most [`MAX_CONNECTIONS`] are served at once and the next one waits unaccepted; each carries one
-//! request and ends within the sum of the three limits below. Answers come from the channel's other end.
+//! Owns the socket's life (a stale one is replaced, a living one is never taken away) and one task per
+//! connection. Always holds: at most [`MAX_CONNECTIONS`] are served at once and the next one waits
+//! unaccepted; each carries one request and ends within the sum of the three limits below. Answers come from
+//! the channel's other end.
 
 use std::error;
 use std::fmt;
@@ -35,7 +36,7 @@ pub const MAX_BODY_BYTES: usize = 64 * 1024;
 /// How long a request may take to arrive.
 const READ_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long the agent may take to answer. The main loop answers in milliseconds, or is stuck.
+/// How long the agent may take to answer. The main loop answers in milliseconds, or hangs.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long the answer may take to leave.
@@ -53,7 +54,7 @@ pub enum ListenError {
     NotASocket { path: PathBuf },
     /// TCP is for loopback only.
     NotLoopback {
-        /// The address asked for.
+        /// The configured address.
         address: SocketAddr,
     },
     /// A step failed.
@@ -88,7 +89,7 @@ impl error::Error for ListenError {
 pub struct Listener(Kind);
 
 enum Kind {
-    /// With our own user, which may connect beside root.
+    /// With our own user, which may connect besides root.
     Unix {
         listener: UnixListener,
         own_uid: u32,
@@ -97,13 +98,13 @@ enum Kind {
 }
 
 impl Listener {
-    /// Listens on a unix socket of mode 0600, in place of a stale one. The parent directory is made if it is missing.
-    /// Within a tokio runtime.
+    /// Listens on a unix socket of mode 0600, in place of a stale one. The parent directory is made if it is
+    /// missing. Call it within a tokio runtime.
     ///
-    /// The socket is made beside its place and renamed into it, so it is never there with the wrong mode.
+    /// The socket is made beside its place and renamed into it, so it never has the wrong mode there.
     ///
     /// # Errors
-    /// If another agent listens there, or the file system does not let us.
+    /// If another agent listens there, or a step of the file system fails.
     pub fn unix(path: &Path) -> Result<Self, ListenError> {
         if is_answered(path)? {
             return Err(ListenError::InUse { path: path.to_owned() });
@@ -111,10 +112,11 @@ impl Listener {
         Self::unix_in_place(path)
     }
 
-    /// The same in place of whatever socket is there: a process that was killed and cannot end yet still seems to listen.
+    /// The same in place of any socket there: a process that was killed and cannot end yet still seems to
+    /// listen.
     ///
     /// # Errors
-    /// If the file system does not let us.
+    /// If a step of the file system fails.
     pub fn unix_in_place(path: &Path) -> Result<Self, ListenError> {
         let failed = |what: &str, at: &Path, source| ListenError::Failed {
             tried: format!("{what} {}", at.display()),
@@ -137,7 +139,7 @@ impl Listener {
             std_unix::UnixListener::bind(&beside).map_err(|source| failed("make socket", &beside, source))?;
         fs::set_permissions(&beside, fs::Permissions::from_mode(0o600))
             .map_err(|source| failed("set the mode of socket", &beside, source))?;
-        // a file belongs to the user that makes it: a portable way to get our own user
+        // a new file belongs to its user: a portable way to find our own user
         let own_uid =
             fs::metadata(&beside).map_err(|source| failed("look at socket", &beside, source))?.uid();
         listener.set_nonblocking(true).map_err(|source| failed("set up socket", &beside, source))?;
@@ -147,7 +149,7 @@ impl Listener {
         Ok(Self(Kind::Unix { listener, own_uid }))
     }
 
-    /// Listens on TCP, on a loopback address. Within a tokio runtime.
+    /// Listens on TCP, on a loopback address. Call it within a tokio runtime.
     ///
     /// # Errors
     /// If the address is not a loopback address, or not free.
@@ -171,7 +173,7 @@ impl Listener {
     }
 }
 
-/// Whether there is a socket at `path`; nothing else may be there.
+/// Whether there is a socket at `path`; any other file there is an error.
 fn is_socket(path: &Path) -> Result<bool, ListenError> {
     match fs::symlink_metadata(path) {
         Ok(there) if !there.file_type().is_socket() => Err(ListenError::NotASocket { path: path.to_owned() }),
@@ -232,8 +234,8 @@ async fn accept(listener: &Listener) -> io::Result<(Box<dyn Connection>, Result<
     }
 }
 
-/// Root may do anything here anyway, and we may ask ourselves. The socket's mode admits the same users; this check
-/// also holds if the mode was loosened.
+/// Root may do anything here anyway, and the agent's own user may query it. The socket's mode admits the same
+/// users; this check also holds if the mode was loosened.
 fn admitted(uid: u32, own_uid: u32) -> Result<Origin, u32> {
     if uid == 0 || uid == own_uid { Ok(Origin::Socket { uid }) } else { Err(uid) }
 }
@@ -271,7 +273,7 @@ async fn answer(request: Request, calls: &mpsc::Sender<Call>) -> Response {
     }
 }
 
-/// Reads one request. `None` if the caller left without asking; `Err` is the answer to one that is not passed on.
+/// Reads one request. `None` if the caller left without a request; `Err` is the answer to a refused one.
 async fn read_request(stream: &mut Box<dyn Connection>, origin: Origin) -> Result<Option<Request>, Response> {
     let mut bytes = Vec::new();
     let (mut request, head_bytes, body_bytes) = loop {
@@ -296,14 +298,16 @@ async fn read_request(stream: &mut Box<dyn Connection>, origin: Origin) -> Resul
         }
     }
     body.truncate(body_bytes);
-    // HTTP lets a GET carry a body and gives it no meaning: it is read, so that it is not taken for the next request
+    // HTTP lets a GET carry a body without a meaning: it is read, so that it is not taken for the next
+    // request
     if request.verb == Verb::Post {
         request.body = body;
     }
     Ok(Some(request))
 }
 
-/// The request without its body, the bytes of its head, and those of its body; none while the head is not whole.
+/// The request without its body, the bytes of its head, and those of its body; none while the head is not
+/// whole.
 fn parse_head(bytes: &[u8], origin: Origin) -> Result<Option<(Request, usize, usize)>, Response> {
     let bad = |why: &str| Response::text(400, format!("not an HTTP request: {why}"));
     let mut headers = [httparse::EMPTY_HEADER; 32];
@@ -322,6 +326,7 @@ fn parse_head(bytes: &[u8], origin: Origin) -> Result<Option<(Request, usize, us
         Some("POST") => Verb::Post,
         _ => return Err(Response::text(405, "only GET and POST are known here")),
     };
+    // TCP does not show which user connects, and a web page may send a browser here
     if origin == Origin::Loopback {
         if verb != Verb::Get {
             return Err(Response::text(403, "changes are for the unix socket"));
@@ -348,7 +353,8 @@ fn parse_head(bytes: &[u8], origin: Origin) -> Result<Option<(Request, usize, us
     Ok(Some((Request { verb, path, query, body: Vec::new(), origin }, head_bytes, body_bytes)))
 }
 
-/// Whether a `Host` header names this machine's loopback; anything else is a browser led here by a foreign DNS name.
+/// Whether a `Host` header names this machine's loopback; anything else is a browser led here by a foreign
+/// DNS name.
 fn is_loopback_host(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),

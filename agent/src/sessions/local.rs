@@ -1,7 +1,7 @@
 //! A person at the device: standard input and outputs of this process, and its terminal.
 //!
-//! Always holds: nothing is read before it can be used, and a write takes no longer than the kernel needs, because only as much is
-//! written as surely fits; so signals are heard at any time. The terminal is as before afterwards.
+//! Always holds: input is read only when it can be used, and a write never blocks, because only as many bytes
+//! are written as surely fit; so signals are handled at any time. The terminal is as before afterwards.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
@@ -12,19 +12,19 @@ use kedge_platform::workloads::{WindowSize, window_size};
 
 use super::relay::{Client, Lost, Output, Said, is_later};
 
-/// What a pipe that can be written takes without blocking.
+/// Bytes that a writable pipe accepts without blocking.
 const SURE_BYTES: usize = 4096;
-/// What is read at once.
+/// Bytes read at once.
 const INPUT_BYTES: usize = 16 * 1024;
 
 /// This process's own streams.
 pub(super) struct Local {
     signals: Signals,
-    /// `None`: it is not wanted, or has ended.
+    /// `None` if it is not wanted, or has ended.
     stdin: Option<File>,
     stdout: File,
     stderr: File,
-    /// While it lives the terminal is raw.
+    /// The terminal is raw while this lives.
     _terminal: Option<RawTerminal>,
     /// Output that was not written yet.
     waiting: Vec<u8>,
@@ -32,7 +32,7 @@ pub(super) struct Local {
     ended_by: Option<i32>,
 }
 
-/// Without the buffer that the standard library puts before it.
+/// A stream without the standard library's buffer.
 fn plain(stream: impl AsFd) -> Result<File, String> {
     let own = stream.as_fd().try_clone_to_owned();
     own.map(File::from).map_err(|error| format!("use the standard streams: {error}"))
@@ -75,7 +75,7 @@ impl Local {
         }
     }
 
-    /// Writes what surely fits.
+    /// Writes as much as surely fits.
     fn flush(&mut self) -> Result<(), Lost> {
         while !self.waiting.is_empty() && is_ready(Awaited::write(self.output())) {
             let part = &self.waiting[..self.waiting.len().min(SURE_BYTES)];

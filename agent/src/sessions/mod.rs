@@ -1,11 +1,13 @@
-//! Talking to programs in containers: `kedge exec` and `kedge attach` on the device, and the same for a client of the API server.
+//! Talking to programs in containers: `kedge exec` and `kedge attach` on the device, and the same for a
+//! client of the API server.
 //!
-//! Owns which container is meant (`place`), the movement of bytes in both directions (`relay`), and the clients: a person's terminal
-//! (`local`), a WebSocket (`websocket`), streams of SPDY (`spdy_remote`). Connections to ports of a pod are apart
-//! from them (`port_forward`, over `spdy`, which a WebSocket may carry: `tunnel`). Always holds: it works while no agent runs, because
-//! everything is read from the records of the containers; a program that was run for a client ends with it. Memory is bounded: who does
-//! not read keeps the program waiting, as at any pipe. Blocks: it is a command, or a process of its own. Leaves to others: starting and
-//! ending programs (platform).
+//! Owns the choice of the container (`place`), the movement of bytes in both directions (`relay`), and the
+//! clients: a person's terminal (`local`), a WebSocket (`websocket`), streams of SPDY (`spdy_remote`).
+//! Connections to ports of a pod are separate (`port_forward`, over `spdy`, which a WebSocket may carry:
+//! `tunnel`). Always holds: it works while no agent runs, because everything is read from the records of the
+//! containers; a program that was run for a client ends with it. Memory is bounded: a side that does not read
+//! makes the other wait, as at any pipe. Blocks: it is a command, or a process of its own. Leaves to others:
+//! starting and ending programs (platform).
 
 mod local;
 pub(crate) mod place;
@@ -32,15 +34,15 @@ use relay::{End, Running as _};
 pub use spdy::heard as spdy_heard;
 pub use websocket::heard as websocket_heard;
 
-/// What a terminal has whose own size is not known.
+/// The size of a terminal whose own size is unknown.
 pub(crate) const USUAL_SIZE: WindowSize = WindowSize { rows: 24, columns: 80 };
-/// What the shell adds to a signal's number.
+/// The shell adds this to a signal's number for the exit code.
 const SIGNAL_CODE: i32 = 128;
 
-/// How long a session of the API's clients may be silent, where no configuration says it: as upstream.
+/// How long a session of the API's clients may be silent, unless the configuration sets it: as upstream.
 const USUAL_SILENCE: Duration = Duration::from_secs(4 * 60 * 60);
 
-/// `streamingConnectionIdleTimeout`: as the running agent has it, else by the local configuration.
+/// `streamingConnectionIdleTimeout`: of the running agent, or else of the local configuration.
 pub(crate) fn longest_silence(agent: &AgentOptions) -> Duration {
     let of_agent = || {
         let answer = client::get(&agent.places.socket(), "/configz").ok()?;
@@ -89,7 +91,7 @@ fn failed(error: impl std::fmt::Display) -> CommandError {
     CommandError::new(error)
 }
 
-/// crun and its places, for who may use them.
+/// crun and its places, if this user may use them.
 fn settings(agent: &AgentOptions) -> Result<Settings, CommandError> {
     if !kedge_platform::linux::is_root() {
         return Err(failed("only root may talk to containers of this node"));
@@ -104,7 +106,7 @@ fn settings(agent: &AgentOptions) -> Result<Settings, CommandError> {
 /// `kedge exec`: the exit code of the program.
 ///
 /// # Errors
-/// There is no such container or program, or the terminal cannot be used.
+/// The container or program does not exist, or the terminal cannot be used.
 pub fn exec(options: &ExecOptions) -> Result<i32, CommandError> {
     let settings = settings(&options.agent)?;
     let place = Place::find(&settings, &options.pod, options.container.as_deref()).map_err(failed)?;
@@ -132,7 +134,7 @@ pub fn exec(options: &ExecOptions) -> Result<i32, CommandError> {
 /// `kedge attach`: the exit code of the container, if it ends meanwhile.
 ///
 /// # Errors
-/// There is no such container, it cannot be attached to, or the terminal cannot be used.
+/// The container does not exist, cannot be attached to, or the terminal cannot be used.
 pub fn attach(options: &AttachOptions) -> Result<i32, CommandError> {
     let settings = settings(&options.agent)?;
     let place = Place::find(&settings, &options.pod, options.container.as_deref()).map_err(failed)?;

@@ -1,9 +1,10 @@
 //! Port-forward: connections to ports of a pod, many at once over one connection of SPDY.
 //!
-//! A client opens two streams for each, one for errors and one for data, with headers that name the port and a request of both. Always
-//! holds: at most [`MOST_STREAMS`] are open; of each direction of a connection [`QUEUE`] pieces wait at most, and what all say to the
-//! client waits in one queue; a client that does not read stops the programs, and a program that does not read stops the client, with
-//! all its connections: the protocol knows no other way. Errors reach the client in the kubelet's form. Leaves to others: frames
+//! A client opens two streams for each, one for errors and one for data, with headers that give the port and
+//! a request number of both. Always holds: at most [`MOST_STREAMS`] are open; at most [`QUEUE`] pieces wait
+//! for each direction of a connection, and all bytes for the client wait in one queue; a client that does not
+//! read stops the programs, and a program that does not read stops the client, with all its connections: the
+//! protocol has no flow control. Errors reach the client in the kubelet's form. Leaves to others: frames
 //! (`spdy`), how a port is reached.
 
 use std::collections::HashMap;
@@ -21,14 +22,14 @@ use tokio::time::timeout;
 
 use super::spdy::{self, Broken, Decoder, Encoder, Frame, Headers, Refusal};
 
-/// Most streams of one client, two for each connection: browsers open a handful of connections, tests fifty. With all that may wait
-/// it is 6 MiB.
+/// Most streams of one client, two for each connection: browsers open a handful of connections, tests fifty.
+/// With everything that may wait this is 6 MiB.
 const MOST_STREAMS: usize = 256;
-/// What is read at once, of the client and of each program.
+/// Bytes read at once, from the client and from each program.
 const PIECE_BYTES: usize = 16 * 1024;
 /// Pieces that wait for a reader.
 const QUEUE: usize = 2;
-/// How long the rest may take to be sent once a side has ended.
+/// How long sending the rest may take once a side has ended.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// How a port of the pod is reached; the error is for a person.
@@ -36,7 +37,7 @@ pub(crate) trait Reach: Clone + Send + Sync + 'static {
     fn reach(self, port: u16) -> impl Future<Output = Result<TcpStream, String>> + Send;
 }
 
-/// Forwards until the client is gone, or has said that it goes and its last connection has ended.
+/// Forwards until the client is gone, or has said that it leaves and its last connection has ended.
 ///
 /// # Errors
 /// The client's stream broke, or it does not speak the protocol.
@@ -63,7 +64,7 @@ pub(crate) async fn forward(
         heard = forwarder.hear(reader) => heard,
         written = &mut writing => return written,
     };
-    // with its connections, and the last sender of the queue
+    // also drops its connections, and with them the last sender of the queue
     drop(forwarder);
     let written = timeout(LINGER, writing).await.unwrap_or(Ok(()));
     heard.and(written)
@@ -79,18 +80,18 @@ async fn write(mut writer: impl AsyncWrite + Unpin, mut queue: Receiver<Vec<u8>>
     writer.shutdown().await
 }
 
-/// What a stream is for.
+/// The purpose of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Errors,
     Data,
 }
 
-/// A stream whose other one has not come yet.
+/// A stream whose counterpart has not been opened yet.
 struct Half {
     stream: u32,
     purpose: Purpose,
-    /// What the client already says on it.
+    /// Data that the client already sends on it.
     input: Option<Receiver<Vec<u8>>>,
 }
 
@@ -104,14 +105,14 @@ enum Role {
 struct Forwarder<R> {
     decoder: Decoder,
     encoder: Encoder,
-    /// To the client: whole frames.
+    /// Whole frames for the client.
     out: Sender<Vec<u8>>,
     streams: HashMap<u32, Role>,
-    /// By request.
+    /// By request number.
     halves: HashMap<String, Half>,
     /// The connections; each ends with its two streams.
     pairs: JoinSet<[u32; 2]>,
-    /// For errors.
+    /// The pod's name, for errors.
     pod: Arc<str>,
     reach: R,
 }
@@ -123,7 +124,7 @@ impl<R: Reach> Forwarder<R> {
         loop {
             let amount = tokio::select! {
                 Some(ended) = self.pairs.join_next() => {
-                    // of one that was aborted the streams are gone already
+                    // the streams of an aborted connection are gone already
                     for stream in ended.into_iter().flatten() {
                         self.streams.remove(&stream);
                     }
@@ -159,7 +160,7 @@ impl<R: Reach> Forwarder<R> {
     }
 
     async fn say(&self, frame: Vec<u8>) {
-        // a writer that is gone ends all of it
+        // without its writer the whole session ends
         let _ = self.out.send(frame).await;
     }
 
@@ -211,14 +212,14 @@ impl<R: Reach> Forwarder<R> {
         match self.streams.get_mut(&stream) {
             Some(Role::Data { input, .. }) => {
                 if let Some(sender) = input.as_ref().filter(|_| !bytes.is_empty()) {
-                    // a program that reads no more takes none, and its end is on its way
+                    // a program that has closed its input gets no more, and its end is on its way
                     let _ = sender.send(bytes.to_vec()).await;
                 }
                 if is_last {
                     *input = None;
                 }
             }
-            // waiting here would keep the other half away
+            // waiting here would delay the other half
             Some(Role::Half { input, .. }) => {
                 let has_room = input.as_ref().is_none_or(|input| input.try_send(bytes.to_vec()).is_ok());
                 if is_last {
@@ -229,7 +230,7 @@ impl<R: Reach> Forwarder<R> {
                     self.say(spdy::reset(stream, Refusal::RefusedStream)).await;
                 }
             }
-            // of errors only we speak, and what comes late for a stream that has ended is dropped
+            // only we write to an error stream, and late data for a stream that has ended is dropped
             Some(Role::Errors) | None => {}
         }
     }
@@ -256,7 +257,7 @@ fn broken(why: Broken) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the client's SPDY: {}", why.0))
 }
 
-/// What a stream is for, its port, and the request that it belongs to; `None`: a header is missing or wrong.
+/// The purpose of a stream, its port, and its request number; `None` if a header is missing or wrong.
 fn wanted(stream: u32, headers: &Headers) -> Option<(Purpose, u16, String)> {
     let purpose = match headers.get("streamtype")? {
         "error" => Purpose::Errors,
@@ -266,7 +267,7 @@ fn wanted(stream: u32, headers: &Headers) -> Option<(Purpose, u16, String)> {
     let port = headers.get("port")?.parse().ok().filter(|port| *port > 0)?;
     let request = match headers.get("requestid") {
         Some(request) if !request.is_empty() => request.to_owned(),
-        // clients before 1.2 name none, and open the stream for errors first
+        // clients before 1.2 send no request number, and open the stream for errors first
         _ if purpose == Purpose::Errors => format!("stream {stream}"),
         _ => format!("stream {}", stream.checked_sub(2)?),
     };
@@ -298,8 +299,9 @@ impl Pair {
         [self.data, self.errors]
     }
 
-    /// Until the program has said all. An error of the connection is its end and no more: to a client an error means that the forwarding
-    /// as a whole is over, and it would give up its other connections.
+    /// Relays until the program has closed its output. An error of the connection only ends the connection:
+    /// to a client an error would mean that the forwarding as a whole is over, and it would give up its other
+    /// connections.
     async fn relay(&self, program: TcpStream, input: Receiver<Vec<u8>>) {
         let _ = program.set_nodelay(true);
         let (from_program, to_program) = program.into_split();
@@ -313,7 +315,7 @@ impl Pair {
 
     async fn pass(&self, program: OwnedReadHalf) {
         loop {
-            // no buffer for a connection in which nothing passes
+            // an idle connection has no buffer
             if program.readable().await.is_err() {
                 return;
             }
@@ -333,7 +335,7 @@ impl Pair {
     }
 }
 
-/// Gives a program what the client says, and its end.
+/// Gives a program the client's data, and its end.
 async fn give(mut program: OwnedWriteHalf, mut input: Receiver<Vec<u8>>) {
     while let Some(piece) = input.recv().await {
         if program.write_all(&piece).await.is_err() {
@@ -349,7 +351,7 @@ mod tests {
     use tokio::io::DuplexStream;
     use tokio::net::TcpListener;
 
-    /// Port 1 refuses; each other one is a program that says back what it hears, and then ends.
+    /// Port 1 refuses; any other one is a program that echoes its input, and then ends.
     #[derive(Clone)]
     struct Echo;
 
@@ -377,7 +379,7 @@ mod tests {
         )
     }
 
-    /// All that a client is answered, frame by frame, for what it says; it hangs up after `answers` bytes.
+    /// Checks all replies to a client's bytes, frame by frame; it hangs up after as many bytes.
     async fn answered(said: Vec<u8>, expect: &[Vec<u8>]) {
         let (mut client, node) = tokio::io::duplex(64 * 1024);
         let expect = expect.concat();
@@ -429,7 +431,7 @@ mod tests {
         for (kind, port) in [("resize", "80"), ("data", "0"), ("data", "65536"), ("error", "")] {
             answered(opens(1, kind, port, "0"), &[reset(1)]).await;
         }
-        // an even number is not a client's
+        // clients use odd numbers only
         let even = spdy::tests::opens(2, &[("streamtype", "data"), ("port", "1"), ("requestid", "0")], true);
         answered(even, &[reset(2)]).await;
         // the second of one kind, and one with the number of another
@@ -497,7 +499,7 @@ mod tests {
         let (mut client, node) = tokio::io::duplex(64 * 1024);
         client.write_all(b"GET / HTTP/1.1\r\n\r\n................").await.unwrap();
         drop(client);
-        // taken for data of some stream, which means nothing
+        // taken for data of some stream, which has no effect
         forward(node, "web_default", Echo).await.unwrap();
         let (mut client, node) = tokio::io::duplex(64 * 1024);
         client.write_all(b"\x80\x02\0\x06\0\0\0\x04\0\0\0\x01").await.unwrap();

@@ -1,10 +1,11 @@
 //! Moves bytes between a program in a container and a client, until one of them ends.
 //!
-//! Always holds: at most [`CHUNK_BYTES`] of each direction are held here; while a client takes nothing, the program's output is not
-//! read, and while the program takes nothing, the client's input is not. All that the program wrote before its end reaches the
-//! client before the end does; what others hold open behind it is not waited for. A client that is gone
-//! ends it at once, also one whose input the program does not take: it is sent a probe, which fails. Leaves to others: how a client
-//! speaks (`Client`), what runs (`Running`).
+//! Always holds: at most [`CHUNK_BYTES`] of each direction are held here; while a client accepts nothing, the
+//! program's output is not read, and while the program accepts nothing, the client's input is not. Everything
+//! that the program wrote before its end reaches the client before the end does; output of other processes
+//! that keep the stream open is not waited for. A vanished client ends it at once, even if the program does
+//! not read the client's input: a probe that is sent to the client fails. Leaves to others: the client's
+//! protocol (`Client`), the program (`Running`).
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -15,53 +16,56 @@ use kedge_core::kubelet::duration;
 use kedge_platform::streams::{Awaited, wait};
 use kedge_platform::workloads::{Attachment, Session, Streams, WindowSize};
 
-/// What is read of an output at once.
+/// Bytes read of an output at once.
 pub(crate) const CHUNK_BYTES: usize = 32 * 1024;
-/// Most that is read of the outputs after the end: all that pipes can hold, and room. What still writes then is another program.
+/// Most bytes read of the outputs after the end: everything that pipes can hold, and some more. Any further
+/// output is another program's.
 const LAST_BYTES: usize = 1024 * 1024;
-/// How long a client that takes nothing is waited for once the program has ended.
+/// How long to wait for a client that reads nothing, once the program has ended.
 const LAST_PATIENCE: Duration = Duration::from_secs(60);
-/// How often a client is probed while the program takes no input: an end that the client sent behind its input cannot arrive. A test
-/// has no such patience.
+/// How often a client is probed while the program takes no input: an end that the client sent behind its
+/// input cannot arrive. A test has no such patience.
 const PROBE_EVERY: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(5) };
-/// What reading a terminal says whose programs are all gone.
+/// The error of reading a terminal whose programs are all gone.
 const HUNG_UP: i32 = 5;
 
-/// Where output came from.
+/// The stream that output came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Output {
     Stdout,
     Stderr,
 }
 
-/// What a client says.
+/// A message of the client.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Said {
     Input(Vec<u8>),
     EndOfInput,
     Resize(WindowSize),
-    /// It is not there any more, or broke the protocol.
+    /// The client is gone, or broke the protocol.
     Gone,
 }
 
-/// Who talks to a program.
+/// The side that talks to a program.
 pub(crate) trait Client {
-    /// What it says next; `None`: nothing now. Asked only while its input can be taken, but for `Local`'s signals.
+    /// Its next message; `None` if there is none now. Called only while the program accepts input, except
+    /// that `Local` always reports signals.
     fn said(&mut self, takes_input: bool) -> Option<Said>;
 
-    /// Whether it takes output now. `Err`: it is gone.
+    /// Whether it accepts output now.
     ///
     /// # Errors
     /// It is gone.
     fn has_room(&mut self) -> Result<bool, Lost>;
 
-    /// Hands over output. Asked only when it has room, and of at most [`CHUNK_BYTES`].
+    /// Hands over output. Called only when it has room, and with at most [`CHUNK_BYTES`].
     ///
     /// # Errors
     /// It is gone.
     fn take(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost>;
 
-    /// Sends it what it does not notice, so that a connection whose other end is gone says so. Asked only when it has room.
+    /// Sends bytes that the client ignores, so that a dead connection causes an error. Called only when it
+    /// has room.
     ///
     /// # Errors
     /// It is gone.
@@ -69,7 +73,7 @@ pub(crate) trait Client {
         Ok(())
     }
 
-    /// What to wait for: that it says something (if `takes_input`), that it has room again, and that it goes away.
+    /// The events to wait for: a message (if `takes_input`), room for output, and its disappearance.
     fn awaited(&self, takes_input: bool) -> Vec<Awaited<'_>>;
 }
 
@@ -77,20 +81,20 @@ pub(crate) trait Client {
 #[derive(Debug)]
 pub(crate) struct Lost;
 
-/// A client that has said something already.
+/// A client whose first message was read already.
 pub(crate) struct Begun<'a> {
     client: &'a mut dyn Client,
     first: Option<Said>,
 }
 
-/// The size of a client's terminal, if that is the first that it says, and it does so within `limit`; and the client.
+/// The size of a client's terminal, if that is its first message and arrives within `limit`; and the client.
 pub(crate) fn first_size(client: &mut dyn Client, limit: Duration) -> (Option<WindowSize>, Begun<'_>) {
     let until = Instant::now() + limit;
     let first = loop {
         if let Some(said) = client.said(true) {
             break Some(said);
         }
-        // what waits to be sent to it
+        // also sends waiting output
         let is_there = client.has_room().is_ok();
         let left = until.saturating_duration_since(Instant::now());
         if !is_there || left.is_zero() || wait(&mut client.awaited(true), Some(left)).is_err() {
@@ -126,18 +130,18 @@ impl Client for Begun<'_> {
     }
 }
 
-/// What runs, and its streams.
+/// The program, and its streams.
 pub(crate) trait Running {
     fn streams(&mut self) -> &mut Streams;
     fn resize(&mut self, size: WindowSize);
-    /// Its exit code; `None`: it runs.
+    /// Its exit code; `None` while it runs.
     ///
     /// # Errors
-    /// It never began, or cannot be followed; the text is for a person.
+    /// It never started, or cannot be watched; the text is for a person.
     fn ended(&mut self) -> Result<Option<i32>, String>;
-    /// Streams, and what becomes readable at its end.
+    /// Its streams, and a descriptor that becomes readable at its end.
     fn parts(&self) -> (&Streams, BorrowedFd<'_>);
-    /// Nobody talks to it any more.
+    /// The client is gone.
     fn end(&mut self);
 }
 
@@ -147,7 +151,7 @@ impl Running for Session {
     }
 
     fn resize(&mut self, size: WindowSize) {
-        // a terminal that is gone shows as its program's end
+        // a terminal that is gone shows as the program's end
         let _ = Session::resize(self, size);
     }
 
@@ -165,7 +169,7 @@ impl Running for Session {
     }
 }
 
-/// A container's own first process: it goes on without its clients.
+/// A container's own first process: it keeps running without clients.
 impl Running for Attachment {
     fn streams(&mut self) -> &mut Streams {
         &mut self.streams
@@ -189,19 +193,19 @@ impl Running for Attachment {
     }
 }
 
-/// How it came to its end.
+/// How the relay ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The program ended, and the client has what it wrote.
+    /// The program ended, and the client has all of its output.
     Code(i32),
-    /// The client went away; a program that was run for it was ended.
+    /// The client went away; a program that ran for it was ended.
     Gone,
 }
 
-/// Moves bytes until the end, or until nothing has passed for as long as `silence`.
+/// Moves bytes until the end, or until no byte has passed for as long as `silence`.
 ///
 /// # Errors
-/// The program never began, nothing passed for too long, or the kernel does not let us wait; the text is for a person.
+/// The program never started, no byte passed for too long, or waiting failed; the text is for a person.
 pub(crate) fn relay(
     running: &mut dyn Running,
     client: &mut dyn Client,
@@ -233,29 +237,29 @@ impl From<Lost> for Failed {
 struct Relay<'a> {
     running: &'a mut dyn Running,
     client: &'a mut dyn Client,
-    /// What the program has not taken yet.
+    /// Input that the program has not read yet.
     input: Vec<u8>,
     buffer: Vec<u8>,
     /// The program's end: its code, how much may still be read, and until when.
     end: Option<(i32, usize, Instant)>,
     silence: Option<Duration>,
-    /// When something last passed.
+    /// When bytes last passed.
     passed: Instant,
 }
 
-/// What one try at an output came to.
+/// The result of one try at an output.
 enum Moved {
     Some,
-    /// Nothing is there now.
+    /// There is no output now.
     Dry,
-    /// The client takes no more.
+    /// The client accepts no more.
     Full,
 }
 
 impl Relay<'_> {
     fn run(&mut self) -> Result<End, Failed> {
         loop {
-            // before the outputs are read: what was written before the end is there then
+            // before the outputs are read: all output from before the end can be read then
             if self.end.is_none()
                 && let Some(code) = self.running.ended().map_err(Failed::Broken)?
             {
@@ -280,7 +284,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Takes what the client says, and gives the program its input. True: something was done.
+    /// Reads the client's messages, and gives the program its input. Returns whether it did something.
     fn hear(&mut self) -> Result<bool, Failed> {
         let gave = self.give()?;
         let Some(said) = self.client.said(self.input.is_empty()) else { return Ok(gave) };
@@ -313,7 +317,7 @@ impl Relay<'_> {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
             Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
-            // it reads no more, and goes on
+            // the program has closed its input, and keeps running
             Err(_) => {
                 self.running.streams().stdin = None;
                 self.input = Vec::new();
@@ -391,7 +395,7 @@ impl Relay<'_> {
     }
 }
 
-/// Reads what is there, at most the buffer; 0: nothing is there now, or ever.
+/// Reads at most one buffer of available bytes; 0 if there are none, now or ever.
 fn read(stream: &mut Option<File>, buffer: &mut [u8]) -> usize {
     let Some(file) = stream else { return 0 };
     loop {
@@ -411,7 +415,7 @@ fn read(stream: &mut Option<File>, buffer: &mut [u8]) -> usize {
     }
 }
 
-/// For clients that write: what an error means.
+/// Whether an error means that a client can be written to later.
 pub(crate) fn is_later(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
@@ -426,7 +430,7 @@ mod tests {
     use tungstenite::protocol::Role;
     use tungstenite::{Message, WebSocket};
 
-    /// A program that runs until nobody talks to it, and neither reads nor writes.
+    /// A program that runs until its client is gone, and neither reads nor writes.
     struct Idle {
         streams: Streams,
         /// Never readable: it does not end by itself.
@@ -483,7 +487,7 @@ mod tests {
         let serving = thread::spawn(move || relay(&mut Idle::new(), &mut remote, None));
         let mut sender =
             WebSocket::from_raw_socket(client.get_ref().try_clone().unwrap(), Role::Client, None);
-        // more than the program's pipe holds, so much of it that not all is taken from the client, either
+        // more than the program's pipe holds, and so much that a part stays unread with the client, too
         let sending = thread::spawn(move || {
             let piece = [0; 64 * 1024];
             while sender.send(Message::binary(piece.to_vec())).is_ok() {}

@@ -1,16 +1,19 @@
-//! SPDY/3.1 frames, as kubectl and Kubernetes' API server speak them: what a client says, and how it is answered.
+//! SPDY/3.1 frames, as kubectl and Kubernetes' API server use them: reads those of a client, and writes the
+//! replies.
 //!
-//! Always holds: a control frame has at most [`CONTROL_BYTES`], its headers inflated at most [`HEADER_BYTES`]; data is handed on in the
-//! pieces in which it comes, so a data frame may be of any length; however the bytes are split, the same frames come out. After an
-//! error nothing more can be read, because all headers of a connection are compressed as one text. Reads no socket.
+//! Always holds: a control frame has at most [`CONTROL_BYTES`], its headers inflated at most
+//! [`HEADER_BYTES`]; data is passed on in the pieces in which it arrives, so a data frame may have any
+//! length; however the bytes are split, the same frames result. After an error nothing more can be read,
+//! because all headers of a connection are compressed as one text. Reads no socket.
 //!
-//! Deliberately absent: flow control. Kubernetes' clients neither send WINDOW_UPDATE nor heed it, so a reader that takes no more stops
-//! the whole connection. Nothing is compressed here: the only headers that are sent are those of a reply, which are empty.
-//! Leaves to others: which streams there may be, and what they carry.
+//! Deliberately absent: flow control. Kubernetes' clients neither send WINDOW_UPDATE nor heed it, so a reader
+//! that accepts no more stops the whole connection. Nothing is compressed here: the only headers that are
+//! sent are those of a reply, which are empty. Leaves to others: which streams are allowed, and their
+//! content.
 
 use flate2::{Decompress, FlushDecompress, Status};
 
-/// Longest control frame that is taken: kubectl's have some hundred bytes.
+/// Longest control frame that is accepted: kubectl's have some hundred bytes.
 const CONTROL_BYTES: usize = 16 * 1024;
 /// Most bytes of the headers of one frame, inflated.
 const HEADER_BYTES: usize = 16 * 1024;
@@ -37,7 +40,7 @@ pub(crate) enum Refusal {
     RefusedStream = 3,
 }
 
-/// The other side does not speak SPDY/3.1, or more of it than is taken.
+/// The other side does not speak SPDY/3.1, or exceeds a limit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Broken(pub(crate) String);
 
@@ -52,22 +55,22 @@ impl Headers {
     }
 }
 
-/// What a client says.
+/// A frame of the client.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Frame<'a> {
     /// Opens a stream.
     Open { stream: u32, headers: Headers, is_last: bool },
-    /// More of a stream, perhaps only a part of what the client sent at once.
+    /// More data of a stream, perhaps only a part of what the client sent at once.
     Data { stream: u32, bytes: &'a [u8], is_last: bool },
     /// Ends a stream in both directions.
     Reset { stream: u32 },
-    /// Wants to be answered with the same.
+    /// Asks for the same frame in reply.
     Ping { id: u32 },
-    /// Opens no more streams.
+    /// The client opens no more streams.
     GoAway,
 }
 
-/// Where in the frames a [`Decoder`] is.
+/// The position of a [`Decoder`] in the frames.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Head,
@@ -79,7 +82,7 @@ enum Place {
 pub(crate) struct Decoder {
     inflater: Inflater,
     place: Place,
-    /// What is here of a head, or of a control frame.
+    /// The bytes of an incomplete head or control frame.
     held: Vec<u8>,
 }
 
@@ -88,10 +91,11 @@ impl Decoder {
         Self { inflater: Inflater { text: None }, place: Place::Head, held: Vec::new() }
     }
 
-    /// The next frame, whose bytes are taken off the front; `None`: all bytes are taken, and more must come.
+    /// The next frame, whose bytes are removed from the front; `None` if all bytes are consumed, and more
+    /// must arrive.
     ///
     /// # Errors
-    /// The client breaks the protocol, or a limit: the connection cannot go on.
+    /// The client breaks the protocol, or a limit: the connection cannot continue.
     pub(crate) fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<Frame<'a>>, Broken> {
         loop {
             match self.place {
@@ -124,7 +128,7 @@ impl Decoder {
         }
     }
 
-    /// So many bytes, once they are here.
+    /// This many bytes, once they have arrived.
     fn gathered(&mut self, bytes: &mut &[u8], length: usize) -> Option<Vec<u8>> {
         let missing = length - self.held.len();
         let (piece, rest) = bytes.split_at(missing.min(bytes.len()));
@@ -139,27 +143,28 @@ impl Decoder {
         let stream = || number().map(|number| number & 0x7fff_ffff);
         Ok(match kind {
             SYN_STREAM => {
-                // behind the stream: another one that it belongs to, and a priority, which mean nothing here
+                // after the stream: the stream that it is associated with, and a priority, which have no use
+                // here
                 let headers = self.inflater.headers(frame.get(10..).ok_or_else(short)?)?;
                 Some(Frame::Open { stream: stream()?, headers, is_last: flags & FIN != 0 })
             }
-            // inflated, because what follows may refer to it
+            // inflated, because later headers may refer to its text
             HEADERS_FRAME => {
                 self.inflater.headers(frame.get(4..).ok_or_else(short)?)?;
                 None
             }
             SYN_REPLY => return Err(Broken("a reply to a stream that was never opened".into())),
             RST_STREAM => Some(Frame::Reset { stream: stream()? }),
-            // one with an even number would be the answer to a ping of ours
+            // an even number would be the reply to a ping of ours
             PING => Some(number()?).filter(|id| id % 2 == 1).map(|id| Frame::Ping { id }),
             GOAWAY => Some(Frame::GoAway),
-            // settings, windows, and what the draft leaves for later
+            // settings, windows, and types that the draft reserves
             _ => None,
         })
     }
 }
 
-/// What follows a head.
+/// The place after a head: which frame it begins.
 fn begun([a, b, c, d, flags, e, f, g]: [u8; HEAD_BYTES]) -> Result<Place, Broken> {
     let length = u32::from_be_bytes([0, e, f, g]) as usize;
     if a & 0x80 == 0 {
@@ -178,7 +183,7 @@ fn begun([a, b, c, d, flags, e, f, g]: [u8; HEAD_BYTES]) -> Result<Place, Broken
     Ok(Place::Control { kind, flags, length })
 }
 
-/// What answers a client.
+/// Writes the replies to a client.
 pub(crate) struct Encoder {
     has_begun: bool,
 }
@@ -190,10 +195,12 @@ impl Encoder {
 
     /// Accepts a stream. Replies must be sent in the order in which they are made.
     pub(crate) fn reply(&mut self, stream: u32) -> Vec<u8> {
-        // zlib as the other side expects it: a header once, without a dictionary, because nothing refers to one
+        // zlib as the other side expects it: one header per connection, without a dictionary, because no text
+        // refers to one
         let begin: &[u8] = if self.has_begun { &[] } else { &[0x78, 0x01] };
         self.has_begun = true;
-        // a stored block with the number of headers, 0, and an empty one by which Go's reader sees that it has all
+        // a stored block with the number of headers, 0, and an empty block, from which Go's reader sees that
+        // it has everything
         let none = [0, 4, 0, 0xfb, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
         control(SYN_REPLY, &[&stream.to_be_bytes(), begin, &none])
     }
@@ -213,13 +220,13 @@ fn control(kind: u16, parts: &[&[u8]]) -> Vec<u8> {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let mut frame = (0x8000 | VERSION).to_be_bytes().to_vec();
     frame.extend_from_slice(&kind.to_be_bytes());
-    // no flags: what is sent here is shorter than 2^16
+    // the flags are 0: frames that are sent here are shorter than 2^16
     frame.extend_from_slice(&(length as u32).to_be_bytes());
     frame.extend(parts.iter().copied().flatten());
     frame
 }
 
-/// More of a stream: its head is put before the bytes.
+/// Data of a stream: its head and the bytes.
 pub(crate) fn data(stream: u32, bytes: &[u8], is_last: bool) -> Vec<u8> {
     debug_assert!(bytes.len() < 1 << 24, "a length has 24 bits");
     let flags = if is_last { u32::from(FIN) << 24 } else { 0 };
@@ -227,7 +234,7 @@ pub(crate) fn data(stream: u32, bytes: &[u8], is_last: bool) -> Vec<u8> {
     [head.as_flattened(), bytes].concat()
 }
 
-/// Inflates headers: one text for the whole connection, that goes on from frame to frame.
+/// Inflates headers: the headers of all frames of a connection are one compressed text.
 struct Inflater {
     text: Option<Decompress>,
 }
@@ -245,7 +252,7 @@ impl Inflater {
     }
 }
 
-/// What follows the header of a zlib stream that was made with SPDY's dictionary.
+/// The bytes after the header of a zlib stream that was made with SPDY's dictionary.
 fn after_zlib_header(compressed: &[u8]) -> Result<&[u8], Broken> {
     if let [method, flags, id @ ..] = compressed
         && let Some((id, rest)) = id.split_first_chunk()
@@ -259,8 +266,8 @@ fn after_zlib_header(compressed: &[u8]) -> Result<&[u8], Broken> {
     Err(Broken("the first headers are not compressed with the dictionary of SPDY/3".into()))
 }
 
-/// A raw inflater that has seen the dictionary: the library takes no dictionary, but what a stored block holds can be referred to
-/// just the same.
+/// A raw inflater that has seen the dictionary: the library accepts no dictionary, but later text can refer
+/// to the content of a stored block just the same.
 fn with_dictionary() -> Result<Decompress, Broken> {
     let mut text = Decompress::new(false);
     let dictionary = dictionary();
@@ -270,7 +277,7 @@ fn with_dictionary() -> Result<Decompress, Broken> {
     Ok(text)
 }
 
-/// All that these bytes give.
+/// The whole text that these bytes yield.
 fn inflated(text: &mut Decompress, mut compressed: &[u8]) -> Result<Vec<u8>, Broken> {
     let mut inflated = Vec::new();
     let mut piece = [0; 1024];
@@ -287,7 +294,7 @@ fn inflated(text: &mut Decompress, mut compressed: &[u8]) -> Result<Vec<u8>, Bro
         if status == Status::StreamEnd {
             return Err(Broken("the text of the headers ends".into()));
         }
-        // also without input: some may wait in its window
+        // called also without input: some output may wait in its window
         if taken == 0 && given == 0 {
             return Ok(inflated);
         }
@@ -317,10 +324,11 @@ fn number(block: &mut &[u8]) -> Option<usize> {
     usize::try_from(u32::from_be_bytes(*number)).ok()
 }
 
-/// What the two sides agree by that they have the same dictionary: its Adler-32.
+/// The dictionary's Adler-32, by which the two sides check that they have the same one.
 const DICTIONARY_ID: u32 = 0xe3c6_a7c2;
 
-/// Words of SPDY's dictionary (section 2.6.10.1 of the draft), which stand in it as names and values stand in headers.
+/// Words of SPDY's dictionary (section 2.6.10.1 of the draft), in the same form as names and values in
+/// headers.
 const WORDS: &str = "options|head|post|put|delete|trace|accept|accept-charset|accept-encoding|accept-language|accept-ranges|age\
     |allow|authorization|cache-control|connection|content-base|content-encoding|content-language|content-length\
     |content-location|content-md5|content-range|content-type|date|etag|expect|expires|from|host|if-match\
@@ -329,7 +337,7 @@ const WORDS: &str = "options|head|post|put|delete|trace|accept|accept-charset|ac
     |user-agent|vary|via|warning|www-authenticate|method|get|status|200 OK|version|HTTP/1.1|url|public|set-cookie\
     |keep-alive|origin";
 
-/// What follows them there.
+/// The text that follows the words in the dictionary.
 const TEXT: &str = "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505\
     203 Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized403 Forbidden\
     404 Not Found500 Internal Server Error501 Not Implemented503 Service Unavailable\
@@ -347,8 +355,8 @@ fn dictionary() -> Vec<u8> {
     dictionary
 }
 
-/// What a client says in bytes that come in pieces of this length, and whether all of it was good, with a line for each frame and each byte
-/// of data: for a fuzzer, which splits them in several ways.
+/// The frames in a client's bytes, when they arrive in pieces of this length, one line for each frame and
+/// each byte of data, and whether all of it was valid: for a fuzzer, which splits the bytes in several ways.
 #[must_use]
 pub fn heard(bytes: &[u8], piece: usize) -> (Vec<String>, bool) {
     let (mut decoder, mut said) = (Decoder::new(), Vec::new());
@@ -372,7 +380,8 @@ pub fn heard(bytes: &[u8], piece: usize) -> (Vec<String>, bool) {
 pub(super) mod tests {
     use super::*;
 
-    /// A SYN_STREAM as a client sends it, without compressing; the first of a connection begins the text of all headers.
+    /// A SYN_STREAM as a client sends it, without compressing; the first of a connection begins the text of
+    /// all headers.
     pub(in crate::sessions) fn opens(stream: u32, headers: &[(&str, &str)], is_first: bool) -> Vec<u8> {
         let mut block = (headers.len() as u32).to_be_bytes().to_vec();
         for text in headers.iter().flat_map(|(name, value)| [name, value]) {
@@ -469,7 +478,7 @@ pub(super) mod tests {
             headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
         };
         let expect = [wanted("data", "0"), wanted("error", "0"), wanted("data", "1"), wanted("error", "1")];
-        // recorded of kubectl 1.36 and 1.20
+        // recorded from kubectl 1.36 and 1.20
         for said in [
             "80030001000000430000000100000000000078f9e3c6a7c26260606006a7b392a2d4c45c6851c29a5a54945f0429968b4a181818982c0c181818\
              388b20919899c2c0c0c06800000000ffff 0000000101000000 800300010000001800000003000000000000c2aa15540a2512d209000000ffff\
@@ -494,7 +503,7 @@ pub(super) mod tests {
                     other => panic!("{other:?}"),
                 }
             }
-            // its threads come in any order, and so do its headers
+            // the order of its threads, and so of its streams and headers, varies
             opened.sort();
             assert_eq!(opened, expect);
             given.sort_unstable();

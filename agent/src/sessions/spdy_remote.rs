@@ -1,9 +1,11 @@
-//! A client of the API server: exec and attach over SPDY/3.1, by `v4.channel.k8s.io`, which kubectl speaks before 1.30.
+//! A client of the API server: exec and attach over SPDY/3.1, by `v4.channel.k8s.io`, which kubectl uses
+//! before 1.30.
 //!
-//! The client opens a stream for errors, and one for each of stdin, stdout, stderr and resize that it wants; on the first it is told how
-//! the program ended (a Status). Always holds: nothing runs before all of them are open; at most [`CHUNK_BYTES`] and some answers wait
-//! for a client that does not read; whoever breaks the protocol is gone. Leaves to others: frames (`spdy`), the Status
-//! (`websocket`), which program it talks to.
+//! The client opens a stream for errors, and one for each of stdin, stdout, stderr and resize that it wants;
+//! the first one reports how the program ended (a Status). Always holds: nothing runs before all of them are
+//! open; at most [`CHUNK_BYTES`] and some replies wait for a client that does not read; a client that breaks
+//! the protocol counts as gone. Leaves to others: frames (`spdy`), the Status (`websocket`), which program it
+//! talks to.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::Shutdown;
@@ -16,20 +18,20 @@ use super::relay::{CHUNK_BYTES, Client, End, Lost, Output, Said, is_later};
 use super::spdy::{self, Decoder, Encoder, Frame, Headers, Refusal};
 use super::websocket;
 
-/// What is spoken.
+/// The protocol.
 pub(crate) const PROTOCOL: &str = "v4.channel.k8s.io";
-/// What is read at once.
+/// Bytes read at once.
 const PIECE_BYTES: usize = 16 * 1024;
 /// How long a client may take to open its streams, as upstream.
 const OPENING: Duration = Duration::from_secs(30);
-/// How long a client may take to read how it ended, and to hang up.
+/// How long a client may take to read the program's end, and to hang up.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
-/// Longest size of a terminal in words.
+/// Longest JSON of a terminal's size.
 const SIZE_BYTES: usize = 1024;
-/// Most bytes of answers that wait for a client that does not read them.
+/// Most bytes of replies that wait for a client that does not read them.
 const ANSWER_BYTES: usize = 16 * 1024;
 
-/// What a stream is for.
+/// The purpose of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Channel {
     Error,
@@ -57,7 +59,7 @@ pub(crate) struct Wanted {
     pub(crate) resize: bool,
 }
 
-/// What a client says, apart from the bytes that were read.
+/// A frame of the client, with a copy of its bytes.
 enum Heard {
     Open {
         stream: u32,
@@ -69,7 +71,7 @@ enum Heard {
         is_last: bool,
     },
     Reset(Channel),
-    /// It is answered already, or means nothing.
+    /// It is answered already, or has no meaning here.
     Other,
 }
 
@@ -79,12 +81,12 @@ pub(crate) struct Remote {
     decoder: Decoder,
     encoder: Encoder,
     streams: [Option<u32>; CHANNELS.len()],
-    /// What was read, and how much of it was decoded.
+    /// Bytes that were read, and how many of them were decoded.
     received: Vec<u8>,
     decoded: usize,
-    /// The end of its input, which is said next.
+    /// The client's input has ended; the next message says so.
     ends: bool,
-    /// What is here of a terminal's size.
+    /// The bytes of an incomplete terminal size.
     size: Vec<u8>,
     to_send: Vec<u8>,
 }
@@ -117,7 +119,7 @@ impl Remote {
             remote.flush().map_err(gone)?;
             match remote.heard().map_err(gone)? {
                 Some(Heard::Open { stream, headers }) => remote.open(stream, &headers, wanted),
-                // it writes once all are open
+                // the client sends data once all streams are open
                 Some(Heard::Data { bytes, .. }) if !bytes.is_empty() => return Err(gone(Lost)),
                 Some(_) => {}
                 None => {
@@ -155,7 +157,7 @@ impl Remote {
         self.streams[channel as usize]
     }
 
-    /// The next thing that the client says; `None`: nothing now.
+    /// The next frame of the client; `None` if there is none now.
     fn heard(&mut self) -> Result<Option<Heard>, Lost> {
         loop {
             let mut rest = &self.received[self.decoded..];
@@ -196,7 +198,7 @@ impl Remote {
         }
     }
 
-    /// What this says to a program.
+    /// The message to the program in a frame.
     fn meaning(&mut self, heard: Heard) -> Option<Said> {
         match heard {
             Heard::Data { channel: Channel::Stdin, bytes, is_last } => {
@@ -209,7 +211,7 @@ impl Remote {
                 let line = self.size.iter().rposition(|byte| *byte == b'\n');
                 let said = line.and_then(|end| {
                     let lines: Vec<u8> = self.size.drain(..=end).collect();
-                    // of several the last one counts
+                    // of several sizes the last one counts
                     lines.split(|byte| *byte == b'\n').rev().find_map(websocket::size)
                 });
                 self.size.truncate(SIZE_BYTES);
@@ -235,7 +237,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Tells the client how its task ended, and waits, a bounded time, until it has hung up.
+    /// Reports to the client how its task ended, and waits, a bounded time, until it has hung up.
     pub(crate) fn finish(mut self, end: &Result<End, String>, task: &str) {
         if !matches!(end, Ok(End::Gone)) {
             let status = websocket::status(end, task).to_string();
@@ -257,7 +259,8 @@ impl Remote {
                 is_shut = true;
                 let _ = self.stream.shutdown(Shutdown::Write);
             }
-            // what it still says is dropped; read, so that it does not meet a closed door before it has read the end
+            // further frames are dropped; reading them keeps the kernel from resetting the connection before
+            // the client has read the end
             match self.heard() {
                 Ok(Some(_)) => continue,
                 Ok(None) => {}
@@ -335,7 +338,8 @@ mod tests {
         opens(stream, &[("streamtype", kind)], stream == 1)
     }
 
-    /// A client that has opened all its streams: error 1, stdin 3, stdout 5, stderr 7, resize 9; and has read the replies.
+    /// A client that has opened all its streams: error 1, stdin 3, stdout 5, stderr 7, resize 9; and has read
+    /// the replies.
     fn opened() -> (UnixStream, Remote) {
         let (mut client, ours) = UnixStream::pair().unwrap();
         let said = ["error", "stdin", "stdout", "stderr", "resize"];

@@ -1,8 +1,8 @@
-//! A stream inside a WebSocket, as kubectl carries SPDY to a server that may stand behind proxies: whatever is written becomes binary
-//! messages, and the other way round; where one ends and the next begins means nothing.
+//! A stream inside a WebSocket, as kubectl carries SPDY to a server that may be behind proxies: written bytes
+//! become binary messages, and messages become bytes; the borders between messages have no meaning.
 //!
-//! Always holds: a message has at most [`MESSAGE_BYTES`]; beside it wait [`PIPE_BYTES`] each way, so one that does not read stops
-//! the other. Leaves to others: frames (tungstenite), what is carried.
+//! Always holds: a message has at most [`MESSAGE_BYTES`]; besides it [`PIPE_BYTES`] wait each way, so a side
+//! that does not read stops the other. Leaves to others: frames (tungstenite), the content.
 
 use std::io::{self, Read, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,14 +18,14 @@ use tungstenite::{Message, WebSocket};
 
 use crate::kubelet_api::Stream;
 
-/// Longest message that is taken: kubectl sends some 32 KiB at once.
+/// Longest message that is accepted: kubectl sends some 32 KiB at once.
 const MESSAGE_BYTES: usize = 1024 * 1024;
-/// What waits between the two sides, each way, and is read at once.
+/// Most bytes that wait between the two sides, each way, and that are read at once.
 const PIPE_BYTES: usize = 16 * 1024;
-/// How long a client may take to hang up once it was told of the end.
+/// How long a client may take to hang up once the end was sent to it.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the library reads and writes: the bytes between it and the client's stream.
+/// The buffers between the library and the client's stream.
 #[derive(Default)]
 struct Between {
     received: Vec<u8>,
@@ -57,11 +57,12 @@ impl Write for Between {
 
 struct Tunnel {
     socket: Mutex<WebSocket<Between>>,
-    /// The library has something to send that nobody wrote: an answer to a ping, or to an end.
+    /// Notified when the library itself has something to send: an answer to a ping, or to an end.
     answers: Notify,
 }
 
-/// Carries what passes through `inner` in the messages of a client, until both have said all, or the client is gone.
+/// Carries the bytes of `inner` in the messages of a client, until both sides have ended their output, or the
+/// client is gone.
 ///
 /// # Errors
 /// The client's stream broke, or it does not speak WebSocket.
@@ -78,14 +79,14 @@ pub(crate) async fn carry(client: Box<dyn Stream>, inner: DuplexStream) -> io::R
     let (inward, outward) = (tunnel.inward(client_in, inner_out), tunnel.outward(inner_in, client_out));
     tokio::pin!(inward, outward);
     tokio::select! {
-        // the client has said all: what is inside hears of it, and ends by itself
+        // the client has ended its output: the inner side sees that, and ends by itself
         done = &mut inward => {
             done?;
             timeout(LAST_PATIENCE, outward).await.unwrap_or(Ok(()))
         }
         done = &mut outward => {
             done?;
-            // read, so that the client does not lose the end with a connection that was cut
+            // keep reading, so that the client does not lose the end to a connection reset
             timeout(LAST_PATIENCE, inward).await.unwrap_or(Ok(()))
         }
     }
@@ -115,7 +116,7 @@ impl Tunnel {
             }
             let (carried, has_ended) = self.heard(&buffer[..amount])?;
             self.answers.notify_one();
-            // one that has said all takes no more, and what still comes is dropped
+            // a side that has ended accepts no more, and further bytes are dropped
             let _ = inner.write_all(&carried).await;
             if has_ended {
                 return inner.shutdown().await;
@@ -123,7 +124,7 @@ impl Tunnel {
         }
     }
 
-    /// What the messages carry that these bytes complete, and whether the client said that it was the last.
+    /// The content of the messages that these bytes complete, and whether the client marked its end.
     fn heard(&self, bytes: &[u8]) -> io::Result<(Vec<u8>, bool)> {
         let mut socket = self.socket();
         socket.get_mut().received.extend_from_slice(bytes);
@@ -167,7 +168,7 @@ impl Tunnel {
         }
     }
 
-    /// What is to be sent, with this in a message of its own; empty: the end.
+    /// The bytes to be sent, with these in a message of their own; an empty slice is the end.
     fn said(&self, carried: Option<&[u8]>) -> io::Result<Vec<u8>> {
         let mut socket = self.socket();
         let sent = match carried {
@@ -214,7 +215,7 @@ mod tests {
             let mut answer = [0; 6];
             client.read_exact(&mut answer).await.unwrap();
             assert_eq!(&answer, b"\x82\x04four");
-            // the end of one side is told to the other, which hangs up
+            // the end of one side is sent to the other, which hangs up
             drop(inside);
             let mut end = Vec::new();
             client.read_to_end(&mut end).await.unwrap();

@@ -1,10 +1,12 @@
-//! A client of the API server: exec and attach over a WebSocket, by `v5.channel.k8s.io`, `v4.channel.k8s.io` and the first,
-//! `channel.k8s.io`.
+//! A client of the API server: exec and attach over a WebSocket, by `v5.channel.k8s.io`, `v4.channel.k8s.io`
+//! and the first, `channel.k8s.io`.
 //!
-//! Each message belongs to a channel, its first byte: 0 input, 1 and 2 outputs, 3 how it ended (a Status), 4 the terminal's size; in v5
-//! 255 closes the channel that the next byte names, and in the first channel 3 has a failure as text, and nothing of a success. Always
-//! holds: a message has at most [`MESSAGE_BYTES`], so have the bytes that wait for a client that does not read; whoever breaks the
-//! protocol is gone. Leaves to others: frames (tungstenite), the way to the client, which program it talks to.
+//! Each message belongs to a channel, its first byte: 0 input, 1 and 2 outputs, 3 how it ended (a Status), 4
+//! the terminal's size; in v5 255 closes the channel in the next byte, and in the first protocol channel 3
+//! has a failure as text, and stays silent about a success. Always holds: a message has at most
+//! [`MESSAGE_BYTES`], and so have the bytes that wait for a client that does not read; a client that breaks
+//! the protocol counts as gone. Leaves to others: frames (tungstenite), the connection to the client, which
+//! program it talks to.
 
 use std::io;
 use std::net::Shutdown;
@@ -23,15 +25,15 @@ use tungstenite::{Message, WebSocket};
 
 use super::relay::{CHUNK_BYTES, Client, End, Lost, Output, Said};
 
-/// What is spoken, the best first.
+/// The protocols, the best first.
 const PROTOCOLS: [&str; 3] = ["v5.channel.k8s.io", "v4.channel.k8s.io", "channel.k8s.io"];
-/// What RFC 6455 has a server add to the client's key.
+/// A server adds this to the client's key (RFC 6455).
 const KEY_SUFFIX: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-/// Longest message that is taken: kubectl sends 32 KiB at once, other clients whole files.
+/// Longest message that is accepted: kubectl sends 32 KiB at once, other clients whole files.
 const MESSAGE_BYTES: usize = 1024 * 1024;
-/// What is read and written at once.
+/// Bytes read and written at once.
 const BUFFER_BYTES: usize = 16 * 1024;
-/// How long a client may take to read how it ended, and to hang up.
+/// How long a client may take to read the program's end, and to hang up.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
 const STDIN: u8 = 0;
@@ -52,15 +54,16 @@ pub(crate) fn protocols() -> String {
     PROTOCOLS.join(", ")
 }
 
-/// What proves to a client that its key was read.
+/// The proof for a client that its key was read.
 pub(crate) fn accept(key: &str) -> String {
     let text = format!("{key}{KEY_SUFFIX}");
     let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
     base64::engine::general_purpose::STANDARD.encode(digest)
 }
 
-/// The size of a terminal, as JSON; `None`: none that it can have. A client whose own terminal has none says 0, as on a serial line, and as
-/// with the kubelet that means nothing: a program that sees 0 takes it for an error.
+/// The size of a terminal, from JSON; `None` if no terminal can have it. A client whose own terminal has no
+/// size sends 0, as on a serial line, which is ignored as by the kubelet: a program that sees 0 takes it for
+/// an error.
 pub(crate) fn size(json: &[u8]) -> Option<WindowSize> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -73,20 +76,20 @@ pub(crate) fn size(json: &[u8]) -> Option<WindowSize> {
     Some(WindowSize { rows: size.height, columns: size.width })
 }
 
-/// What a message says; `None`: nothing that matters here.
+/// The meaning of a message; `None` if it has none here.
 ///
 /// # Errors
 /// It breaks the protocol.
 pub(crate) fn said(mut message: Vec<u8>, can_close: bool) -> Result<Option<Said>, Lost> {
     Ok(match message.as_slice() {
-        // an empty input means nothing, not an end
+        // an empty input is ignored: it is not an end
         [STDIN] | [] => None,
         [STDIN, ..] => {
             message.remove(0);
             Some(Said::Input(message))
         }
         [RESIZE, size @ ..] => {
-            // as upstream: one that cannot be read changes nothing
+            // as upstream: an unreadable size changes nothing
             self::size(size).map(Said::Resize)
         }
         [CLOSE, channel @ ..] if can_close => match channel {
@@ -94,12 +97,12 @@ pub(crate) fn said(mut message: Vec<u8>, can_close: bool) -> Result<Option<Said>
             [STDOUT | STDERR | STATUS | RESIZE] => None,
             _ => return Err(Lost),
         },
-        // a channel of ours to write, or none
+        // a channel that only we write, or an unknown one
         _ => return Err(Lost),
     })
 }
 
-/// The Status of an end; `task` is what failed then.
+/// The Status of an end; `task` names the failed task.
 pub(crate) fn status(end: &Result<End, String>, task: &str) -> Value {
     match end {
         Ok(End::Code(0)) => json!({"metadata": {}, "status": "Success"}),
@@ -115,7 +118,7 @@ pub(crate) fn status(end: &Result<End, String>, task: &str) -> Value {
     }
 }
 
-/// What the channel of the end says; `None`: nothing.
+/// The text for the channel of the end, if there is one.
 fn last_words(status: &Value, says_status: bool) -> Option<String> {
     if says_status {
         return Some(status.to_string());
@@ -139,14 +142,14 @@ fn failure(task: &str, why: &str) -> Value {
 pub(crate) struct Remote {
     socket: WebSocket<UnixStream>,
     can_close: bool,
-    /// How it ended is a Status, not text.
+    /// Whether the end is reported as a Status, not as text.
     says_status: bool,
-    /// What was handed to the socket may still wait in its buffer.
+    /// Bytes for the socket may still wait in its buffer.
     is_waiting: bool,
 }
 
 impl Remote {
-    /// After the 101. `first` is the output that the client may wait for to know that the way is open.
+    /// After the 101. The client may wait for output on `first` to know that the connection is open.
     pub(crate) fn new(stream: UnixStream, protocol: &str, first: Output) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let config = WebSocketConfig::default()
@@ -168,7 +171,7 @@ impl Remote {
         message.extend_from_slice(bytes);
         self.is_waiting = true;
         match self.socket.write(Message::binary(message)) {
-            // what does not fit now is in its buffer
+            // bytes that do not fit now are in its buffer
             Err(error) if !is_later(&error) => Err(Lost),
             _ => self.flush(),
         }
@@ -188,7 +191,7 @@ impl Remote {
         }
     }
 
-    /// Tells the client how its task ended, and waits, a bounded time, until it has hung up.
+    /// Reports to the client how its task ended, and waits, a bounded time, until it has hung up.
     pub(crate) fn finish(mut self, end: &Result<End, String>, task: &str) {
         if !matches!(end, Ok(End::Gone)) {
             if let Some(last) = last_words(&status(end, task), self.says_status) {
@@ -207,7 +210,8 @@ impl Remote {
                 is_shut = true;
                 let _ = self.socket.get_ref().shutdown(Shutdown::Write);
             }
-            // what it still says is dropped; read, so that it does not meet a closed door before it has read the end
+            // further messages are dropped; reading them keeps the kernel from resetting the connection
+            // before the client has read the end
             match self.socket.read() {
                 Ok(_) => continue,
                 Err(error) if is_later(&error) => {}
@@ -227,7 +231,8 @@ impl Remote {
     }
 }
 
-/// Hears all that a client has sent after the 101, until it is gone, and returns the bytes of input: for a fuzzer, which runs no program.
+/// Reads all messages that a client has sent after the 101, until it is gone, and returns the bytes of input:
+/// for a fuzzer, which runs no program.
 ///
 /// # Errors
 /// The stream cannot be used.
@@ -339,7 +344,7 @@ mod tests {
         check(b"\x05", true, None);
         check(b"\xff", true, None);
         check(b"\xff\0\0", true, None);
-        // v4 closes no channel
+        // v4 has no message that closes a channel
         check(b"\xff\0", false, None);
     }
 

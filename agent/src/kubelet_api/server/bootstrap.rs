@@ -1,9 +1,10 @@
 //! `serverTLSBootstrap`: a certificate of the port that the cluster signs, by a CertificateSigningRequest to
 //! `kubernetes.io/kubelet-serving`.
 //!
-//! Always holds: the key is on the disk before the API server is asked, so a restart goes on with the same request and leaves no pile
-//! of them; a certificate is taken only for the key it was asked with; the one before it stays in place until then. Somebody has to approve
-//! the request: until that is done it is looked at less and less often. Blocks. Leaves to others: what TLS shows (`identity`).
+//! Always holds: the key is on the disk before the request is sent to the API server, so a restart continues
+//! with the same request instead of piling up new ones; a certificate is accepted only for the key of its
+//! request; the one before it stays in use until then. Somebody has to approve the request: until then it is
+//! polled less and less often. Blocks. Leaves to others: the certificate that TLS shows (`identity`).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,14 +30,14 @@ const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 const SIGNER: &str = "kubernetes.io/kubelet-serving";
 /// How long the API server may take.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Most addresses of a node that a certificate names.
+/// Most addresses of a node in a certificate.
 const MOST_NAMES: usize = 32;
-/// Between looks at a request that waits: half of its age, within these.
+/// Between polls of a waiting request: half of its age, within these limits.
 const SHORTEST: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(3600);
-/// Between looks at a certificate that holds: the addresses of the node may change.
+/// Between checks of a valid certificate: the addresses of the node may change.
 const QUIET: Duration = Duration::from_secs(6 * 3600);
-/// After a look that failed.
+/// After a check that failed.
 const FAILED: Duration = Duration::from_secs(300);
 
 pub(super) struct Bootstrap {
@@ -50,7 +51,7 @@ impl Bootstrap {
         Self { client: api.stream("serving-certificate"), node, files }
     }
 
-    /// Takes the next step, and says when to look again; `now` in seconds since 1970.
+    /// Takes the next step, and returns when to check again; `now` in seconds since 1970.
     pub(super) fn look(&self, now: u64) -> Duration {
         match self.step(now) {
             Ok(next) => next,
@@ -97,7 +98,7 @@ impl Bootstrap {
         self.judge(&name, &found, &names, &key)
     }
 
-    /// What became of a request.
+    /// Handles the state of a request.
     fn judge(
         &self,
         name: &str,
@@ -110,7 +111,7 @@ impl Bootstrap {
         if let Some(refused) = refused {
             let text = |field: &str| kedge_api::excerpt(refused[field].as_str().unwrap_or_default());
             let why = format!("request {name} is {}: {}", text("type"), text("message"));
-            // the next is another one
+            // the next request needs another name, so another key
             self.files.remove(Path::new(REQUESTED)).map_err(|error| (chain(&error), LONGEST))?;
             return Err((why, LONGEST));
         }
@@ -129,7 +130,7 @@ impl Bootstrap {
         let whole = [line(names).as_bytes(), &pem, b"\n", key].concat();
         self.write(SIGNED, &whole).map_err(|why| (why, FAILED))?;
         log::info!("the port has a certificate of the cluster: request {name}");
-        // a rest of it is found out by its names and its certificate
+        // a leftover is recognised by its names and its certificate
         let _ = self.files.remove(Path::new(REQUESTED));
         Ok(SHORTEST)
     }
@@ -151,7 +152,7 @@ impl Bootstrap {
         Ok((answer.json()?, answer.date_unix_secs))
     }
 
-    /// A file for these names.
+    /// The content of a file, if it is for these names.
     fn kept(&self, place: &str, names: &Names) -> Option<Vec<u8>> {
         let pem = self.files.read(Path::new(place), MAX_PEM_BYTES).ok()?;
         pem.starts_with(line(names).as_bytes()).then_some(pem)
@@ -162,14 +163,14 @@ impl Bootstrap {
     }
 }
 
-/// The first line of our files: what a certificate is for. PEM ignores it.
+/// The first line of our files: the names that a certificate is for. PEM readers ignore it.
 fn line(names: &Names) -> String {
     let addresses = names.addresses.iter().map(ToString::to_string);
     let names: Vec<String> = names.dns.iter().cloned().chain(addresses).collect();
     format!("for {}\n", names.join(" "))
 }
 
-/// What a certificate must name: the addresses that the API server may dial.
+/// The names that a certificate must have: the addresses that the API server may dial.
 fn names(node: &Value) -> Option<Names> {
     let mut names = Names::default();
     let listed = node["status"]["addresses"].as_array()?;
@@ -193,7 +194,8 @@ fn names(node: &Value) -> Option<Names> {
     (!names.dns.is_empty() || !names.addresses.is_empty()).then_some(names)
 }
 
-/// When the next certificate is asked for, in seconds since 1970: after 70 to 90 % of this one's time, which differs from node to node.
+/// When to request the next certificate, in seconds since 1970: after 70 to 90 % of this one's time, which
+/// differs from node to node.
 fn due(pem: &[u8]) -> Option<u64> {
     let (certificates, _) = of_pem(pem, pem).ok()?;
     let der = certificates.first()?;

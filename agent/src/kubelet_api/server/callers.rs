@@ -1,16 +1,17 @@
-//! Who asks: by a client certificate that TLS has verified, or a bearer token that the API server knows.
+//! The identity of a caller: by a client certificate that TLS has verified, or a bearer token that the API
+//! server knows.
 
 use serde_json::{Map, Value};
 
 use super::x509;
 use crate::kubelet_api::Request;
 
-/// Of everybody who is known.
+/// The group of every authenticated user.
 const AUTHENTICATED: &str = "system:authenticated";
 /// Longest token: those of service accounts have one to two KiB.
 const MAX_TOKEN_BYTES: usize = 8 * 1024;
 
-/// A caller who is known.
+/// An authenticated caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct User {
     pub(super) name: String,
@@ -27,7 +28,7 @@ impl User {
         (!self.name.is_empty()).then_some(self)
     }
 
-    /// The subject of a certificate that is verified; `None`: it names nobody.
+    /// The subject of a verified certificate; `None` if it has no name.
     pub(super) fn of_certificate(der: &[u8]) -> Option<Self> {
         let x509::Subject { name, groups } = x509::subject(der)?;
         Self { name, groups, ..Self::default() }.known()
@@ -53,7 +54,7 @@ impl User {
     }
 }
 
-/// The bearer token of a request, if it has one that could be right.
+/// The bearer token of a request, if it has one of a valid form.
 pub(super) fn bearer(request: &Request) -> Option<&str> {
     let (scheme, token) = request.header("authorization")?.split_once(' ')?;
     let token = token.trim();

@@ -1,9 +1,10 @@
-//! The TLS side of the port: who this node says it is, and whose client certificates it verifies.
+//! The TLS side of the port: this node's certificate, and the authorities for client certificates.
 //!
-//! Always holds: the files are read when the port is first used, and again when they have changed, so a certificate can be replaced
-//! at any time; what cannot be used is logged, and never widens who is served: without a readable list of authorities no client certificate
-//! is accepted, without a certificate of the owner's the node shows its own. The node's own, self-signed, is durable, so that it can
-//! be known again. Leaves to others: who may do what.
+//! Always holds: the files are read when the port is first used, and again when they have changed, so a
+//! certificate can be replaced at any time; an unusable file is logged, and never admits more callers:
+//! without a readable list of authorities no client certificate is accepted, without a certificate of the
+//! owner's the node shows its own. The node's own, self-signed, is durable, so that it can be recognised.
+//! Leaves to others: the rights of callers.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -28,12 +29,12 @@ use crate::net::transport::{CertificateClock, WallClock};
 
 /// The node's own certificate and its key, below `--root-dir`.
 const SELF_SIGNED: &str = "serving/self-signed.pem";
-/// How often the files are looked at, at most.
+/// How often the files are checked, at most.
 const LOOK: Duration = Duration::from_secs(10);
 /// Sessions that can be resumed: an API server has a few connections.
 const SESSIONS: usize = 32;
 
-/// Where the parts are.
+/// Where the files are.
 #[derive(Clone)]
 pub(super) struct Source {
     pub(super) settings: ServerSettings,
@@ -42,7 +43,7 @@ pub(super) struct Source {
     pub(super) clock: WallClock,
 }
 
-/// What is in use.
+/// The configuration in use.
 pub(super) struct Identity {
     source: Source,
     current: RefCell<Loaded>,
@@ -66,7 +67,7 @@ impl Identity {
         Ok(Self { source, current, looked: RefCell::new(Instant::now()) })
     }
 
-    /// What a handshake that begins now uses.
+    /// The TLS configuration for a handshake that begins now.
     pub(super) async fn current(&self) -> Arc<ServerConfig> {
         if self.looked.borrow().elapsed() >= LOOK {
             *self.looked.borrow_mut() = Instant::now();
@@ -135,14 +136,14 @@ impl Source {
             None => builder.with_no_client_auth(),
         };
         let mut config = builder.with_single_cert(chain, key).map_err(failed)?;
-        // an API server would rather speak HTTP/2, and takes this as well
+        // an API server prefers HTTP/2, and accepts this as well
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         config.session_storage = ServerSessionMemoryCache::new(SESSIONS);
         config.send_tls13_tickets = 1;
         Ok(Loaded { config: Arc::new(config), stamps })
     }
 
-    /// What the cluster has signed.
+    /// The certificate that the cluster has signed, if there is one.
     fn signed(&self) -> Option<Chain> {
         let is_asked = self.settings.requests_certificate;
         let pem =
@@ -150,7 +151,7 @@ impl Source {
         of_pem(&pem, &pem).ok()
     }
 
-    /// The node's own certificate; a new one if there is none for this name.
+    /// The node's own certificate; makes a new one if it has none for this name.
     fn own(&self) -> Result<Chain, String> {
         let files = linux::files(&self.root_dir);
         let place = Path::new(SELF_SIGNED);
@@ -189,7 +190,7 @@ fn of_files(files: &CertificateFiles) -> Result<Chain, String> {
 pub(super) fn of_pem(certificate: &[u8], key: &[u8]) -> Result<Chain, String> {
     let chain = certificates(certificate)?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("has no key in PEM: {error}"))?;
-    // a certificate that is replaced before its key is no pair for a moment
+    // while a certificate and its key are being replaced, they do not match for a moment
     rustls::sign::CertifiedKey::from_der(chain.clone(), key.clone_key(), &default_provider())
         .map_err(|error| format!("and its key are no pair: {error}"))?;
     Ok((chain, key))
@@ -231,7 +232,7 @@ mod tests {
         let first = certificate("edge-1");
         assert_eq!(certificate("edge-1"), first);
         assert_ne!(certificate("edge-2"), first);
-        // nothing that is missing keeps the port from being served
+        // no missing file keeps the port from being served
         assert!(source("edge-2").load().is_ok());
         std::fs::remove_dir_all(scratch.join("state")).unwrap();
         std::fs::write(scratch.join("state"), "no directory").unwrap();

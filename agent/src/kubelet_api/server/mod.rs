@@ -1,14 +1,18 @@
-//! The kubelet's API on a port of its own (`port` of the configuration, mostly 10250), for API servers that dial their nodes.
+//! The kubelet's API on a port of its own (`port` of the configuration, mostly 10250), for API servers that
+//! dial their nodes.
 //!
-//! The agent holds the listening socket, and nothing else. When somebody connects, it hands the socket to a process of its own, `kedge
-//! kubelet-port`, which serves all connections and ends when none has come for a while. So a port that is off costs nothing, one
-//! that nobody uses costs a descriptor, answers of the API server about callers can be kept while callers come, and sessions outlive
-//! the agent that offered the port. Always holds: nothing is served to a caller who has not shown who they are, and nothing that the API
-//! server has not allowed to them; whatever strangers do costs a bounded amount of memory, and requests to the API server at a
-//! bounded rate. Left to others: what is served (`kubelet_api`), what the port is configured to (`kedge_core::kubelet`).
+//! The agent owns the listening socket, and nothing else. When somebody connects, it hands the socket to a
+//! process of its own, `kedge kubelet-port`, which serves all connections and ends when there has been no
+//! connection for a while. So a port that is off costs nothing, an unused one costs a descriptor, the API
+//! server's answers about callers can be cached while callers connect, and sessions outlive the agent that
+//! offered the port. Always holds: nothing is served to an unauthenticated caller, and nothing that the API
+//! server has not allowed; whatever strangers do costs a bounded amount of memory, and a bounded rate of
+//! requests to the API server. Left to others: the content (`kubelet_api`), the port's settings
+//! (`kedge_core::kubelet`).
 //!
-//! `process` accepts, `identity` is the TLS side of this node, `callers` and `rights` say who asks for what, `reviews` asks the API
-//! server about both, `bootstrap` asks it for a certificate, `strangers` bounds those who are not known yet.
+//! `process` accepts, `identity` is the TLS side of this node, `callers` and `rights` determine the user and
+//! the right that a request needs, `reviews` queries the API server about both, `bootstrap` requests a
+//! certificate from it, `strangers` limits callers that are not authenticated yet.
 
 mod bootstrap;
 mod callers;
@@ -47,11 +51,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// A process that lived as long did its work.
 const LONG_ENOUGH: Duration = Duration::from_secs(10);
 
-/// Longest word of a process that ends well: in how many seconds it wants to look after its certificate.
+/// Longest message of a process that ends well: in how many seconds to check its certificate.
 const WORD_BYTES: u64 = 20;
-/// When the certificate is looked after first: a new node's Node is there by then, and a look that finds none is not repeated soon.
+/// When the certificate is checked first: a new node's Node exists by then, and a check that finds none is
+/// not repeated soon.
 const FIRST_LOOK: Duration = Duration::from_secs(5);
-/// When it is looked after if the process did not say.
+/// When to check it if the process sent no message.
 const UNSAID: Duration = Duration::from_secs(300);
 
 /// What `kedge kubelet-port` was asked for.
@@ -62,7 +67,8 @@ pub struct PortOptions {
     pub settings: String,
 }
 
-/// Offers the port until this process ends. `session` are the words that start a session. Within the agent's runtime.
+/// Offers the port until this process ends. `session` are the words that start a session. Call it within the
+/// agent's runtime.
 pub(crate) fn offer(settings: &ServerSettings, session: Option<&[OsString]>) {
     let address = settings.address;
     let Some(words) = session.and_then(|session| words(settings, session)) else {
@@ -83,7 +89,7 @@ fn words(settings: &ServerSettings, session: &[OsString]) -> Option<Vec<OsString
 async fn keep(address: SocketAddr, words: Vec<OsString>, requests_certificate: bool) {
     let mut listener = listen(address).await;
     let mut pause = FIRST_PAUSE;
-    // when the process is to look after its certificate, though nobody connects
+    // when to start the process to check its certificate, though nobody connects
     let mut look = requests_certificate.then(|| Instant::now() + FIRST_LOOK);
     loop {
         let begun = match wait_for_caller(listener, look).await {
@@ -100,7 +106,7 @@ async fn keep(address: SocketAddr, words: Vec<OsString>, requests_certificate: b
         };
         let mut is_done = false;
         match start(&words, &listener).await {
-            // until then it accepts, not we
+            // until then the process accepts, not the agent
             Ok(process) => {
                 let mut said = Vec::new();
                 let _ = process.take(WORD_BYTES).read_to_end(&mut said).await;
@@ -122,8 +128,8 @@ async fn keep(address: SocketAddr, words: Vec<OsString>, requests_certificate: b
     }
 }
 
-/// Listens, as soon as that is possible: the address may not be there yet, and an agent before this one may have left a process that is
-/// about to give it up.
+/// Listens, as soon as possible: the address may not be there yet, and an agent before this one may have left
+/// a process that is about to close it.
 async fn listen(address: SocketAddr) -> TcpListener {
     let (mut pause, mut logged) = (FIRST_PAUSE, String::new());
     loop {
@@ -148,8 +154,8 @@ async fn listen(address: SocketAddr) -> TcpListener {
     }
 }
 
-/// Waits until somebody connects, or a look is due. The socket is watched no longer then: that is the process' matter, and a flood must
-/// not wake the agent.
+/// Waits until somebody connects, or a check is due. The agent does not watch the socket any longer then: the
+/// process does, and a flood must not wake the agent.
 async fn wait_for_caller(listener: TcpListener, look: Option<Instant>) -> io::Result<TcpListener> {
     #[expect(
         deprecated,
@@ -169,11 +175,11 @@ async fn wait_for_caller(listener: TcpListener, look: Option<Instant>) -> io::Re
     Ok(watched.into_inner())
 }
 
-/// Starts the process; what it holds of the stream ends when it accepts no longer.
+/// Starts the process; its end of the stream closes when it stops accepting.
 async fn start(words: &[OsString], listener: &TcpListener) -> io::Result<tokio::net::UnixStream> {
     let (ours, theirs) = UnixStream::pair()?;
     let (words, listener) = (words.to_vec(), listener.try_clone()?);
-    // a disk that hangs holds up who starts a program from it
+    // starting a program from a disk that hangs blocks
     beside(move || workloads::start_port(&words, listener.into(), theirs.into())).await??;
     ours.set_nonblocking(true)?;
     tokio::net::UnixStream::from_std(ours)

@@ -1,9 +1,9 @@
 //! `kedge kubelet-port`: the process that serves all connections to the port.
 //!
-//! Always holds: a connection carries one request; one that is not known to be allowed within [`STRANGER_LIMIT`] ends; at most
-//! [`MOST_SERVED`] requests are served at once. It accepts while the agent that started it lives and for [`IDLE`] after the last
-//! connection; then the agent accepts again, and what is being served here goes on to its end. Left to others: what is served
-//! (`kubelet_api`).
+//! Always holds: a connection carries one request; a connection that is not authorized within
+//! [`STRANGER_LIMIT`] ends; at most [`MOST_SERVED`] requests are served at once. It accepts while the agent
+//! that started it lives and for [`IDLE`] after the last connection; then the agent accepts again, and the
+//! present connections are served to their end. Left to others: the content (`kubelet_api`).
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
@@ -38,22 +38,23 @@ use crate::net::transport::WallClock;
 
 /// Requests that are served at once: each is a thread and some 100 KiB.
 const MOST_SERVED: usize = 64;
-/// Connections in all: those, strangers, and those that are being closed.
+/// Connections in all: served ones, strangers, and those that are being closed.
 const MOST_CONNECTIONS: usize = MOST_SERVED + 2 * strangers::MOST;
 /// Time for a TLS handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// Time until a request is known to be allowed: handshake, head, two answers of the API server.
+/// Time until a request is authorized: handshake, head, two answers of the API server.
 const STRANGER_LIMIT: Duration = Duration::from_secs(30);
-/// A caller who is not known waits so long to hear it.
+/// How long an unauthenticated caller waits for the refusal.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
-/// How long the process stays without a connection: as long as a token counts, and longer than collectors of metrics pause.
+/// How long the process stays without a connection: as long as a token is cached, and longer than collectors
+/// of metrics pause.
 const IDLE: Duration = Duration::from_secs(120);
 /// Pause after a failed accept (no more file descriptors, mostly), so that it does not become a hot loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
-/// A peer that is gone without a word shows after three minutes.
+/// A peer that vanished is noticed after three minutes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
-/// Stack of a thread that reads files, waits for a program, or asks the API server.
+/// Stack of a thread that reads files, waits for a program, or queries the API server.
 const STACK_BYTES: usize = 256 * 1024;
 
 struct Shared {
@@ -61,23 +62,23 @@ struct Shared {
     reviews: Reviews,
     settings: ServerSettings,
     clock: WallClock,
-    /// Keeps a certificate of the cluster's, if that is configured.
+    /// Renews a certificate that the cluster signs, if that is configured.
     bootstrap: Option<Arc<Bootstrap>>,
-    /// When it is to look next; notified when it has looked.
+    /// When its next check is due; notified after each check.
     next_look: Cell<Option<Instant>>,
     has_looked: Notify,
     node: Arc<Node>,
     strangers: RefCell<Strangers>,
     wrong: RefCell<Wrong>,
     served: Cell<usize>,
-    /// The API server does not answer, and that is logged.
+    /// The API server does not answer, and that was logged.
     is_silent: Cell<bool>,
 }
 
 /// Serves the port.
 ///
 /// # Errors
-/// It cannot be served.
+/// The port cannot be served.
 pub fn run(options: PortOptions) -> Result<(), CommandError> {
     let (listener, starter) =
         workloads::handed_over().map_err(|error| failed("take over the port", error))?;
@@ -105,7 +106,7 @@ fn shared(options: PortOptions) -> Result<Shared, CommandError> {
     let settings: ServerSettings = kedge_api::read::from_slice(settings.as_bytes())
         .map_err(|error| failed("read the settings", error))?;
     let clocks = LinuxClocks::new(&Roots::default());
-    // as the agent judges certificates
+    // the same clock as the agent's for certificates
     let clock: WallClock = Arc::new(move || {
         let wall = clocks.wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         wall.max(kedge_api::EARLIEST_NOW)
@@ -159,7 +160,7 @@ async fn serve(
     loop {
         let is_idle = connections.is_empty();
         tokio::select! {
-            // it says nothing: it is gone
+            // the agent never writes: this is its end
             _ = starter.read(&mut word) => break,
             Some(_) = connections.join_next(), if !is_idle => idle_since = Instant::now(),
             accepted = listener.accept(), if connections.len() < MOST_CONNECTIONS => match accepted {
@@ -172,12 +173,12 @@ async fn serve(
                     sleep(ACCEPT_PAUSE).await;
                 }
             },
-            // started for that alone
+            // started only to check the certificate
             () = shared.has_looked.notified(), if is_idle && !has_accepted => break,
             () = tokio::time::sleep_until(idle_since + IDLE), if is_idle => break,
         }
     }
-    // in this order: who hears that nobody accepts may listen anew
+    // in this order: the agent listens anew as soon as the stream ends
     drop(listener);
     let next =
         shared.next_look.get().map_or(0, |at| at.saturating_duration_since(Instant::now()).as_secs().max(1));
@@ -225,12 +226,12 @@ async fn connection(socket: TcpStream, from: IpAddr, shared: Rc<Shared>) {
     }
 }
 
-/// The request of a caller who may have it answered; all others are told why not.
+/// The request of an authorized caller; all others get an error.
 async fn admitted(socket: TcpStream, peer: Peer, shared: &Shared) -> Option<(Request, Exchange)> {
     let _ = socket.set_nodelay(true);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
     let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
-    // a caller that leaves ends what runs for it
+    // a caller that leaves ends its program
     let seen = kubelet_api::Peer::of(&socket).ok();
     let acceptor = TlsAcceptor::from(shared.identity.current().await);
     let stream = match timeout(HANDSHAKE_LIMIT, acceptor.accept(socket)).await {
@@ -260,7 +261,7 @@ async fn admitted(socket: TcpStream, peer: Peer, shared: &Shared) -> Option<(Req
     }
 }
 
-/// Whether a request may be answered; why not, in the kubelet's words where it has some.
+/// Whether a request is authorized; if not, the reason, in the kubelet's words where it has some.
 async fn judged(
     request: &Request,
     user: Option<User>,
@@ -306,7 +307,7 @@ async fn user_of_token(request: &Request, peer: Peer, shared: &Shared) -> Result
     }
 }
 
-/// Logs once that the API server does not answer: what it says is not for strangers.
+/// Logs once that the API server does not answer: the reason is not for strangers.
 fn heard<T>(shared: &Shared, answer: Result<T, String>) -> Result<T, ()> {
     let was_silent = shared.is_silent.replace(answer.is_err());
     answer.map_err(|why| {

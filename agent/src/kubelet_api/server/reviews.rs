@@ -1,7 +1,9 @@
-//! What the API server says of callers: TokenReview and SubjectAccessReview, with this node's own credentials.
+//! The API server's answers about callers: TokenReview and SubjectAccessReview, with this node's own
+//! credentials.
 //!
-//! Always holds: an answer counts no longer than the configuration says, and as long as this process lives; at most
-//! [`MOST_ENTRIES`] of each sort are kept, by the digest of the question, so no token is; without an answer nothing is allowed.
+//! Always holds: an answer is cached no longer than the configuration says, and as long as this process
+//! lives; at most [`MOST_ENTRIES`] of each kind are cached, by the digest of the question, so no token is
+//! stored; without an answer nothing is allowed.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,7 +24,7 @@ const RIGHTS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Requests to it at once: each is a thread and a connection.
 const AT_ONCE: usize = 4;
-/// Most answers that are kept: callers of a node are few.
+/// Most cached answers: a node has few callers.
 const MOST_ENTRIES: usize = 512;
 /// Longest answer: a user with all groups.
 const ANSWER_BYTES: usize = 256 * 1024;
@@ -48,15 +50,15 @@ impl Reviews {
         }
     }
 
-    /// The user of a token that was asked about not long ago.
+    /// The user of a token, if that answer is cached.
     pub(super) fn known(&self, token: &str) -> Option<User> {
         self.tokens.borrow().get(&digest(token), Instant::now()).cloned()
     }
 
-    /// The user of a token; `None`: the API server knows none.
+    /// The user of a token; `None` if the API server does not know it.
     ///
     /// # Errors
-    /// There is no answer.
+    /// The API server did not answer.
     pub(super) async fn user(&self, token: &str) -> Result<Option<User>, String> {
         let body = json!({
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token},
@@ -69,10 +71,10 @@ impl Reviews {
         Ok(user)
     }
 
-    /// Whether a user may do what a request wants.
+    /// Whether a user may perform a request.
     ///
     /// # Errors
-    /// There is no answer.
+    /// The API server did not answer.
     pub(super) async fn allows(&self, user: &User, wanted: &Wanted) -> Result<bool, String> {
         for subresource in wanted.subresources {
             if self.allows_one(user, wanted.verb, subresource).await? {
@@ -104,7 +106,7 @@ impl Reviews {
 
     async fn ask(&self, path: &'static str, body: &Value) -> Result<Value, String> {
         let mut request = Request::post(path, body.to_string().into_bytes(), DEADLINE);
-        // nothing is stored
+        // a review stores nothing
         request.is_repeatable = true;
         request.response_limit_bytes = ANSWER_BYTES;
         let _running = self.running.acquire().await.map_err(|error| error.to_string())?;
@@ -122,7 +124,7 @@ fn digest(text: &str) -> Digest {
     digest
 }
 
-/// Answers, each with its end.
+/// Answers, each with its expiry.
 struct Cache<V>(HashMap<Digest, (V, Instant)>);
 
 impl<V> Default for Cache<V> {

@@ -1,16 +1,18 @@
-//! What a request asks for, in the words of a SubjectAccessReview: upstream's table of verbs and subresources of `nodes`.
+//! The right that a request needs, as in a SubjectAccessReview: upstream's table of verbs and subresources of
+//! `nodes`.
 
 use crate::kubelet_api::Request;
 
-/// What must be allowed: the verb on one of these subresources of the Node.
+/// The right: the verb on one of these subresources of the Node.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) verb: &'static str,
-    /// The finest first: one that is allowed is enough.
+    /// The finest first: one allowed is enough.
     pub(super) subresources: &'static [&'static str],
 }
 
-/// What a request wants; `None`: a method that no route has. It judges by the same decoded segments as the routes do.
+/// The right for a request; `None` for a method that no route has. It uses the same decoded segments as the
+/// routes do.
 pub(super) fn wanted(request: &Request) -> Option<Wanted> {
     let verb = match request.method.as_str() {
         "GET" | "HEAD" => "get",
@@ -34,7 +36,7 @@ pub(super) fn wanted(request: &Request) -> Option<Wanted> {
     Some(Wanted { verb, subresources })
 }
 
-/// Whether `enableDebuggingHandlers: false` ends it.
+/// Whether `enableDebuggingHandlers: false` switches it off.
 pub(super) fn is_debugging(request: &Request) -> bool {
     let debugging = [
         "run",
@@ -78,7 +80,7 @@ mod tests {
         check("GET", "healthz", "get", &["healthz", "proxy"]);
         check("GET", "configz", "get", &["configz", "proxy"]);
         check("DELETE", "", "delete", &["proxy"]);
-        // a slash that was encoded is part of a name
+        // an encoded slash is part of a name
         check("GET", "stats%2Fsummary", "get", &["proxy"]);
     }
 }

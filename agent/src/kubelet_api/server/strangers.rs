@@ -1,7 +1,8 @@
-//! Callers who have not shown yet who they are: how many there may be, and how often they may be wrong.
+//! Callers that are not authenticated yet: how many there may be, and how often their tokens may be wrong.
 //!
-//! Always holds: at most [`MOST`] wait, [`MOST_OF_ONE`] of them from one address; whoever is one too many costs the one his place who has
-//! waited longest, so connections that say nothing keep nobody out who speaks. No clock here: the caller says when.
+//! Always holds: at most [`MOST`] wait, [`MOST_OF_ONE`] of them from one address; one more takes the place of
+//! the one that has waited longest, so silent connections keep nobody out. No clock here: the caller gives
+//! the time.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -14,13 +15,13 @@ pub(super) const MOST: usize = 32;
 /// Most of one address: the API server's connections begin one by one, in milliseconds each.
 pub(super) const MOST_OF_ONE: usize = 16;
 
-/// Most tokens that an API server does not know, from one address and from all, in [`WINDOW`]: each costs a request, and bytes of
-/// a line that may be metered.
+/// Most unknown tokens, from one address and from all, in [`WINDOW`]: each costs a request, on a line that
+/// may be metered.
 const MOST_WRONG_OF_ONE: u32 = 10;
 const MOST_WRONG: u32 = 60;
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Who counts as one: an address; of IPv6 the network of it, for each machine has many.
+/// The unit of counting: an address; for IPv6 its network, because each machine has many addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Peer([u8; 8]);
 
@@ -28,7 +29,7 @@ impl Peer {
     pub(super) fn of(address: IpAddr) -> Self {
         let mut octets = [0; 8];
         match address.to_canonical() {
-            // ::/32 is nobody's network
+            // ::/32 belongs to nobody
             IpAddr::V4(address) => octets[4..].copy_from_slice(&address.octets()),
             IpAddr::V6(address) => octets.copy_from_slice(&address.octets()[..8]),
         }
@@ -36,7 +37,7 @@ impl Peer {
     }
 }
 
-/// Those who wait, the longest first. Each hears through its receiver that it has to go.
+/// The waiting callers, the longest first. Each learns through its receiver that it has to leave.
 #[derive(Default)]
 pub(super) struct Strangers {
     waiting: Vec<(u64, Peer, oneshot::Sender<()>)>,
@@ -44,7 +45,7 @@ pub(super) struct Strangers {
 }
 
 impl Strangers {
-    /// One more; with its number, and what ends when it must leave.
+    /// Adds one; returns its number, and a receiver that ends when it must leave.
     pub(super) fn enter(&mut self, peer: Peer) -> (u64, oneshot::Receiver<()>) {
         if self.of(peer) >= MOST_OF_ONE {
             self.send_away(peer);
@@ -60,7 +61,7 @@ impl Strangers {
         (self.next, receiver)
     }
 
-    /// It is gone, or no stranger any more.
+    /// It is gone, or not a stranger any more.
     pub(super) fn leave(&mut self, number: u64) {
         self.waiting.retain(|(known, ..)| *known != number);
     }
@@ -85,7 +86,7 @@ pub(super) struct Wrong {
 }
 
 impl Wrong {
-    /// Whether a token of this caller, which is not known here, may be asked about.
+    /// Whether the API server may be asked about a token of this caller that is not cached.
     pub(super) fn may_ask(&mut self, peer: Peer, now: Instant) -> bool {
         if self.since.is_none_or(|since| now.duration_since(since) >= WINDOW) {
             *self = Self { since: Some(now), ..Self::default() };
@@ -93,10 +94,10 @@ impl Wrong {
         self.all < MOST_WRONG && self.of.get(&peer).is_none_or(|count| *count < MOST_WRONG_OF_ONE)
     }
 
-    /// It was wrong.
+    /// Counts a wrong token.
     pub(super) fn note(&mut self, peer: Peer) {
         self.all += 1;
-        // at most as many as there are wrong ones in a window
+        // at most as many entries as wrong tokens in a window
         *self.of.entry(peer).or_default() += 1;
     }
 }

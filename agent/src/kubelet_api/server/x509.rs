@@ -1,7 +1,7 @@
 //! The few structures of X.509 that the port needs, in DER (RFC 5280, 5915): a self-signed certificate and
 //! a request to write, and the subject of a certificate to read.
 //!
-//! Always holds: no input panics; a certificate whose subject cannot be read has none. Leaves verification to rustls.
+//! Always holds: no input panics; an unreadable subject counts as missing. Leaves verification to rustls.
 
 use std::net::IpAddr;
 
@@ -26,7 +26,7 @@ const GENERALIZED_TIME: u8 = 0x18;
 const SET: u8 = 0x31;
 const TRUE: [u8; 3] = [0x01, 0x01, 0xff];
 const EXPLICIT_3: u8 = 0xa3;
-/// Of a GeneralName.
+/// Tag of a GeneralName.
 const DNS_NAME: u8 = 0x82;
 const IP_ADDRESS: u8 = 0x87;
 
@@ -44,7 +44,7 @@ const SERVER_AUTH: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
 /// A certificate's subject, as Kubernetes reads it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Subject {
-    /// The common name; of several the last.
+    /// The common name; the last one if there are several.
     pub(super) name: String,
     /// The organizations.
     pub(super) groups: Vec<String>,
@@ -85,7 +85,8 @@ pub(super) fn subject(der: &[u8]) -> Option<Subject> {
     Some(subject)
 }
 
-/// A new key and a certificate that it signs itself, for a server of this name, in PEM. It has no end: nobody verifies it by its issuer.
+/// A new key and a certificate that it signs itself, for a server of this name, in PEM. It never expires:
+/// nobody verifies it by its issuer.
 ///
 /// # Errors
 /// The machine has no randomness.
@@ -122,7 +123,7 @@ pub(super) fn self_signed(name: &str) -> Result<String, ring::error::Unspecified
     Ok(pem("CERTIFICATE", &certificate) + &pem("PRIVATE KEY", pkcs8.as_ref()))
 }
 
-/// What a server's certificate is for.
+/// The names in a server's certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Names {
     pub(super) dns: Vec<String>,
@@ -138,7 +139,8 @@ pub(super) fn new_key() -> Result<String, ring::error::Unspecified> {
     Ok(pem("PRIVATE KEY", pkcs8.as_ref()))
 }
 
-/// A request in PEM (PKCS 10) for a certificate of a node's server, and its name, which belongs to the key; `None`: that is no key of ours.
+/// A request in PEM (PKCS 10) for a certificate of a node's server, and its name, which is derived from the
+/// key; `None` if the key is not one of ours.
 pub(super) fn request(node: &str, names: &Names, key: &[u8]) -> Option<(String, String)> {
     let random = SystemRandom::new();
     let PrivateKeyDer::Pkcs8(pkcs8) = PrivateKeyDer::from_pem_slice(key).ok()? else { return None };
@@ -188,7 +190,7 @@ fn public_key(key: &EcdsaKeyPair) -> Vec<u8> {
     sequence(&[&algorithm, &bits(key.public_key().as_ref())])
 }
 
-/// Whole bytes.
+/// A bit string of whole bytes.
 fn bits(bytes: &[u8]) -> Vec<u8> {
     one(BIT_STRING, &[&[0], bytes].concat())
 }
