@@ -1,8 +1,9 @@
-//! `kedge agent`: the main loop. Waits for an event or a deadline, hands it to core, performs the actions, feeds the
-//! outcomes back, and decides nothing.
+//! `kedge agent`: the main loop. Waits for an event or a deadline, hands it to core, performs the actions,
+//! feeds the outcomes back, and decides nothing.
 //!
-//! Always holds: checkpoint, decision and watchdog come first, then the network; nothing here exits because of time,
-//! network or disk. One thread owns core; everything that may block has a thread of its own (`perform`).
+//! Always holds: checkpoint, decision and watchdog come first, then the network; nothing here exits because
+//! of time, network or disk. One thread owns core; everything that may block has a thread of its own
+//! (`perform`).
 
 use crate::errors::chain;
 use crate::faults::Faults;
@@ -39,38 +40,42 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, mpsc};
 
-/// Events that wait for the main loop. It takes microseconds for each; a full queue makes the loops wait, not the memory
-/// grow.
+/// Events that wait for the main loop. It takes microseconds for each; when the queue is full the loops wait,
+/// so memory does not grow.
 const EVENTS: usize = 64;
 
-/// Calls of the local endpoint that wait: it serves at most eight at once.
+/// Calls of the local endpoint that wait: at most eight are served at once.
 const CALLS: usize = 8;
 
 /// How long one turn of the main loop may take.
 const MAIN_TURN: Duration = Duration::from_secs(20);
 
-/// How often the program's code is given back: what ran since, which is what a renewal and a bookmark need, is in memory. Less often
-/// would keep what a start needed; it costs some thirty minor faults each time.
+/// How often pages of the program's code are given back to the kernel: the code that ran since, for a renewal
+/// and a bookmark, stays in memory. Less often would keep the code that only a start needs; each time costs
+/// some thirty minor faults.
 const CODE_REST: Duration = Duration::from_secs(30);
 
-/// The name under which the main loop is watched.
+/// The main loop's name at the watchdog.
 const MAIN_LOOP: &str = "main";
 
 /// Without a supervisor the loops are checked all the same, for the log.
 const CHECK_PERIOD: Duration = Duration::from_secs(10);
 
-/// A start may take this long before the supervisor loses patience: a board at its first boot has a busy disk.
+/// A start may take this long before the supervisor loses patience: a board at its first boot has a busy
+/// disk.
 const START_PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long the end of a run waits for the loops before it is held up. Core ordered the end after its last write, so only a look at the
-/// host can be under way, or a step of the runtime.
+/// How long the end of a run waits for the loops before it counts as delayed. Core ordered the end after its
+/// last write, so only a look at the host can be under way, or a step of the runtime.
 const DISK_REST: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether the loops rest, before the program is replaced; and whether what held that up has ended.
+/// How often to check whether the loops rest, before the program is replaced; and whether the cause of a
+/// delay has ended.
 const REST_LOOK: Duration = Duration::from_millis(5);
 const HELD_UP_LOOK: Duration = Duration::from_millis(500);
 
-/// How long the end of a run looks for a signal whose handler ran just before signals were blocked: one turn of the runtime.
+/// How long the end of a run looks for a signal whose handler ran just before signals were blocked: one turn
+/// of the runtime.
 const LAST_SIGNAL: Duration = Duration::from_millis(1);
 
 /// The local configuration is invalid: `EX_CONFIG` of sysexits.h.
@@ -87,12 +92,12 @@ pub enum AgentError {
     NodeName(String),
     /// Another agent runs with these paths; where it was found.
     AnotherAgent(String),
-    /// The system refused something basic.
+    /// A basic call to the system failed.
     System(&'static str, std::io::Error),
 }
 
 impl AgentError {
-    /// The exit code that says which.
+    /// The exit code for each reason.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::LocalConfig(_) | Self::InvalidConfig(_) => EXIT_CONFIG,
@@ -122,7 +127,8 @@ impl std::error::Error for AgentError {}
 /// # Errors
 /// It cannot run at all; nothing was counted or written.
 pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
-    // before any thread: only the main one may take them, or one that comes while the program replaces itself is lost
+    // before any thread starts: only the main one may get signals, or a signal during the program's
+    // replacement would be lost
     linux::block_stop_signals();
     kedge_platform::workloads::take_out_ended_children();
     let faults = Faults::new(&options.places.run_dir);
@@ -134,7 +140,7 @@ pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
         .map_err(|error| AgentError::System("start the runtime", error))?;
     let start = Start::of(&options);
     let ran = Agent::start(options, faults).and_then(|agent| runtime.block_on(agent.run()));
-    // the reason for the exit must not be lost
+    // the logged reason for the exit must not be lost
     logging::flush();
     if let Err(error) = &ran
         && start.pause(error)
@@ -156,7 +162,7 @@ pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
 enum Ended {
     /// With code 0.
     Exit,
-    /// Everything is recorded and signals are blocked: the program takes its own place.
+    /// Everything is recorded and signals are blocked: the program replaces itself.
     Replace(Program, Arc<NotifySocket>),
 }
 
@@ -166,13 +172,13 @@ struct Ordered {
     start_again: bool,
 }
 
-/// How far the way to the next run is.
+/// The progress towards the next run.
 enum Way {
-    /// Nobody goes it.
+    /// No end is ordered.
     None,
-    /// Since when the loops come to rest, and which threads waited in the kernel then.
+    /// It waits for the loops to rest: since when, and which threads waited in the kernel then.
     Waits { since: Duration, stuck: Vec<StuckThread> },
-    /// It is held up, and goes on as ordered when these threads have moved, and the loops.
+    /// It is delayed, and continues as ordered when these threads, and the loops, have moved.
     HeldUp { ordered: Ordered, stuck: Vec<StuckThread> },
 }
 
@@ -213,8 +219,8 @@ impl Signals {
         }
     }
 
-    /// Blocks them, and says whether a stop was asked for before. One that comes later stays pending for the next image. A lost
-    /// SIGHUP costs nothing, for that image reads the local config anew.
+    /// Blocks them, and returns whether a stop was requested before. A later signal stays pending for the
+    /// next process image. A lost SIGHUP costs nothing, because that image reads the local config anew.
     async fn end(&mut self) -> bool {
         linux::block_stop_signals();
         tokio::select! {
@@ -228,7 +234,7 @@ impl Signals {
 }
 
 impl Way {
-    /// When to look again.
+    /// When to check again.
     fn next_look(&self) -> Option<Duration> {
         match self {
             Self::None => None,
@@ -251,42 +257,43 @@ struct Agent {
     marks: RunDirectory,
     main_token: kedge_platform::Progress,
     ready: Arc<AtomicBool>,
-    /// When core last handled an event: anything due by then is done.
+    /// When core last handled an event: its deadlines up to then are done.
     handled: Now,
-    /// What asked for a stop, if anything has.
+    /// The signal or request that asked for a stop, if any.
     stop_asked: Option<&'static str>,
     exit: Option<Ordered>,
     way: Way,
-    /// When this image began.
+    /// When this process image began.
     began: Duration,
     code_given_back: Duration,
     /// The guard found that the disk does not answer.
     disk_stalled: Arc<AtomicBool>,
-    /// Notified when the guard finds that it does not, or does again.
+    /// Notified when the guard finds that it stopped answering, or answers again.
     disk_changed: Arc<Notify>,
-    /// Notified when the process has ended that had the records.
+    /// Notified when the process that owned the records has ended.
     records_free: Arc<Notify>,
-    /// Notified when the credential turns out to be another node's, and no flag names this one.
+    /// Notified when the credential turns out to be another node's, and no flag gives this one's name.
     renamed: Arc<Notify>,
-    /// Those that no configuration shows, for `kedge doctor`.
+    /// The flags that no configuration shows, for `kedge doctor`.
     flags: Value,
     claim: Records,
-    /// What starts a session; None: there is no server.
+    /// The words that start a session; `None` without a server.
     session: Option<Vec<OsString>>,
-    /// What became known while actions were performed.
+    /// Events that became known while actions were performed.
     known: VecDeque<Event>,
 }
 
-/// Whose the records in `--root-dir` are.
+/// The owner of the records in `--root-dir`.
 enum Records {
-    /// Ours while the file is open, if the directory could be claimed at all. Two agents on the same records would undo each
-    /// other's changes. The disk's loop shares it: a write that hangs may outlast the main thread.
+    /// Ours while the file is open, if the directory could be claimed at all. Two agents on the same records
+    /// would overwrite each other's changes. The disk's loop shares the claim: a write that hangs may outlast
+    /// the main thread.
     Ours { claim: Option<Arc<File>> },
-    /// Still those of a process that is ending: they are read, and not changed.
+    /// Still another process's, which is ending: this one reads them, and does not change them.
     Awaited(Arc<Awaited>),
 }
 
-/// What the thresholds of a configuration are bounded by.
+/// The capacity that bounds the thresholds of a configuration.
 fn bounding(host: &LinuxHost) -> Capacity {
     let all = host.capacity();
     Capacity {
@@ -386,8 +393,9 @@ impl Agent {
             let (clocks, faults) = (clocks.clone(), faults.clone());
             Arc::new(move || {
                 let wall = now(&clocks, &faults).wall.micros();
-                // a board without a clock that says 1970 accepts certificates that an API server was given before this release;
-                // those of Kedge hubs are valid from 1970 on, and need no floor
+                // with this floor a board without a clock, which says 1970, accepts certificates that an API
+                // server got before this release; those of Kedge hubs are valid from 1970 on, and need no
+                // floor
                 Duration::from_micros(u64::try_from(wall).unwrap_or(0)).max(kedge_api::EARLIEST_NOW)
             })
         };
@@ -476,7 +484,7 @@ impl Agent {
                 Some(wait) => self.main_token.idle_for(wait),
                 None => self.main_token.idle(),
             }
-            // core takes no events between an exit and the news that it is held up
+            // core accepts no events between an exit and the event that it is delayed
             let is_awaited = !matches!(self.way, Way::Waits { .. });
             let happened = tokio::select! {
                 biased;
@@ -493,7 +501,7 @@ impl Agent {
             match happened {
                 Happened::Stop(why) => self.stop(why),
                 Happened::RecordsFree => {
-                    // nothing was changed in this run, and that process may have finished a last change
+                    // this run changed nothing, and that process may have finished a last change
                     let why = "the run before has ended, reading its records anew".into();
                     self.exit = Some(Ordered { why, start_again: true });
                 }
@@ -506,7 +514,7 @@ impl Agent {
                 Happened::Call(call) => self.answer(call),
                 Happened::Time => self.handle(Event::Tick),
             }
-            // events come first, and a server can send one after the other without end
+            // events have priority, and a server can send one after the other without end
             if is_awaited && let Ok(call) = self.calls.try_recv() {
                 self.answer(call);
             }
@@ -515,15 +523,17 @@ impl Agent {
         Ok(self.end(signals).await)
     }
 
-    /// Whether the end that was ordered may be made now. One by which the program is replaced waits until the loops rest, and until no
-    /// thread waits in the kernel for a disk or a server that does not answer: such a thread holds up the whole process. Where that takes
-    /// long, core is told, and goes on; a stop waits for nothing.
+    /// Whether the ordered end may happen now. If it replaces the program, it waits until the loops rest, and
+    /// until no thread waits in the kernel for a disk or a server that does not answer: such a thread would
+    /// delay the whole process. If that takes long, core gets an event and continues; a stop waits for
+    /// nothing.
     fn may_end(&mut self) -> bool {
         let start_again = self.exit.as_ref().map(|ordered| ordered.start_again);
         match (start_again, std::mem::replace(&mut self.way, Way::None)) {
             (None, Way::HeldUp { ordered, mut stuck }) => {
                 stuck.retain(|thread| linux::stuck_threads().contains(thread));
-                // the runtime's loop rests for no longer than it must: its own work may be what is awaited
+                // the runtime's loop rests for no longer than it must: its own work may be the cause of the
+                // delay
                 let is_free = stuck.is_empty() && self.loops.disk_rests();
                 if is_free {
                     self.loops.rest();
@@ -532,7 +542,7 @@ impl Agent {
                     self.way = Way::HeldUp { ordered, stuck };
                 } else {
                     self.handle(Event::EndHeldUp(None));
-                    // one that core did not order is made all the same
+                    // an end that core did not order happens all the same
                     self.exit.get_or_insert(ordered);
                     self.begin_way();
                 }
@@ -541,7 +551,7 @@ impl Agent {
             (None, _) => false,
             (Some(false), _) => true,
             (Some(true), Way::Waits { since, mut stuck }) => {
-                // all is recorded: a stop that comes now has nothing to wait for
+                // everything is recorded: a stop has nothing to wait for
                 if let (Some(why), Some(ordered)) = (self.stop_asked, &mut self.exit) {
                     *ordered = Ordered { why: why.into(), start_again: false };
                     return true;
@@ -590,7 +600,8 @@ impl Agent {
     }
 
     fn stop(&mut self, why: &'static str) {
-        // first of all, and not on the disk, which may be what hangs: if we are killed, the record shows that we were asked to stop
+        // first of all, and not on the disk, which may be the part that hangs: if the process is killed, this
+        // mark shows that it had been asked to stop
         self.marks.mark_stopping();
         self.supervisor.stopping();
         if self.stop_asked.replace(why).is_some() {
@@ -600,7 +611,7 @@ impl Agent {
         self.handle(Event::Stop(why.into()));
     }
 
-    /// A stop does not wait for a disk that does not answer, whichever of the two came first.
+    /// A stop does not wait for a disk that does not answer, whether the stop or the hang was first.
     fn leave_a_stalled_disk(&mut self) {
         if let Some(why) = self.stop_asked
             && self.exit.is_none()
@@ -611,8 +622,8 @@ impl Agent {
         }
     }
 
-    /// Ends this run: by replacing the program in place if another config is to run and that is possible, else by an exit that
-    /// the service manager answers with the next start, after its pause.
+    /// Ends this run: by replacing the program in place if another config is to run and that is possible,
+    /// otherwise by an exit, after which the service manager starts the agent again, after its pause.
     async fn end(mut self, mut signals: Signals) -> Ended {
         let Some(Ordered { why, start_again }) = self.exit.take() else { return Ended::Exit };
         log::info!("exiting: {why}");
@@ -628,17 +639,19 @@ impl Agent {
             }
         }
         marks.mark_stopping();
-        // where nothing records the end of a process, one that could not write to its disk would count as a crash
+        // where nothing else records the end of a process, an end that could not be written to the disk would
+        // count as a crash
         marks.record_clean_end(&boot_id);
         supervisor.stopping();
         Ended::Exit
     }
 
-    /// Makes sure that the program may take its own place, and records the end of this run.
+    /// Makes sure that the program may replace itself, and records the end of this run.
     async fn replacement(mut self, signals: &mut Signals) -> Result<Program, String> {
         self.faults.gate("exec-decided");
         let program = Program::running().map_err(|error| error.to_string())?;
-        // exec waits for every thread: one that the disk holds would stop the rest of the agent as long; by now they rest
+        // exec waits for every thread: one that waits for the disk would delay the rest of the agent as long;
+        // the loops rest by now
         self.events.close();
         if !self.loops.end(DISK_REST) {
             return Err("the disk or the runtime is busy".into());
@@ -749,15 +762,15 @@ impl Agent {
         }
         self.marks.mark_ready();
         crate::refused::forget(self.marks.path());
-        // what an earlier image of this process said stays with the service manager until it is replaced
+        // the status of an earlier process image stays with the service manager until it is replaced
         self.supervisor.status(&self.what_runs());
         self.supervisor.ready();
         self.ready.store(true, Ordering::Relaxed);
-        // reading the configuration went deep
+        // reading the configuration used much stack
         linux::give_back_stack();
     }
 
-    /// One line for `systemctl status`.
+    /// The running configuration, in one line for `systemctl status`.
     fn what_runs(&self) -> String {
         let active = self.node.report(self.handled).and_then(|report| report.config.status.active);
         match active.and_then(|source| source.config_map) {
@@ -781,7 +794,7 @@ impl Agent {
 
 enum Happened {
     Stop(&'static str),
-    /// One that asks for nothing that is done here: what to log.
+    /// A signal that has no effect here: the line to log.
     Signal(&'static str),
     RecordsFree,
     /// The kubeconfig is another node's.
@@ -798,7 +811,7 @@ async fn sleep(wait: Option<Duration>) {
     }
 }
 
-/// Now, without faults.
+/// The present time, without faults.
 pub(crate) fn wall_now(clocks: &impl Clocks) -> Now {
     let micros = clocks.wall().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros());
     let wall = Timestamp::from_micros(i64::try_from(micros).unwrap_or(i64::MAX));
@@ -812,8 +825,8 @@ fn now(clocks: &impl Clocks, faults: &Faults) -> Now {
     Now { mono: clocks.monotonic(), wall: Timestamp::from_micros(micros.saturating_add(offset)) }
 }
 
-/// Directories below `--root-dir` that no write of a record makes anew, for those writes clear their own way, or that must be read before
-/// anything is written there.
+/// Directories below `--root-dir` that no write of a record would make again (those writes clear their own
+/// way), or that must be read before anything is written there.
 const KEPT_BELOW: [&str; 11] = [
     "containers",
     "images",
@@ -828,8 +841,8 @@ const KEPT_BELOW: [&str; 11] = [
     "volumes",
 ];
 
-/// Logs that what a damaged disk put in place of a directory was set aside: a file there would leave the containers nowhere to live, and
-/// the configuration nowhere to be written, for ever.
+/// Logs that a file in place of a directory, which a damaged disk left, was set aside: otherwise containers
+/// would have no directory, and the configuration could never be written again.
 fn report_way(directory: &Path, made: Result<Option<Displaced>, WriteError>) {
     match made {
         Ok(None) => {}
@@ -840,9 +853,10 @@ fn report_way(directory: &Path, made: Result<Option<Displaced>, WriteError>) {
     }
 }
 
-/// Claims `--root-dir` for this agent, and sees that directories can be made where they belong: the socket alone does not prove it, for
-/// it lies in another directory. A directory that cannot be claimed at all is the disk's matter, and no disk stops an agent: neither does
-/// one that holds the process before us.
+/// Claims `--root-dir` for this agent, and makes sure that directories can be made in it: the socket alone
+/// does not prove the claim, because it is in another directory. A directory that cannot be claimed at all is
+/// a fault of the disk, and no disk stops an agent: neither does a disk that keeps the process before us from
+/// ending.
 fn claim(places: &Places, roots: &Roots) -> Result<Records, AgentError> {
     let root_dir = &places.root_dir;
     let directory = root_dir.display();
@@ -873,7 +887,7 @@ fn claim(places: &Places, roots: &Roots) -> Result<Records, AgentError> {
     }
 }
 
-/// Something lay in place of the directory that has the records, now or in an earlier run.
+/// Whether a file was in place of the directory of the records, now or in an earlier run.
 pub(crate) fn was_displaced(places: &Places) -> bool {
     [&places.root_dir, &places.dynamic_config_dir]
         .iter()
@@ -895,7 +909,7 @@ impl Records {
         }
     }
 
-    /// Why nothing may be changed, if so.
+    /// The reason if nothing may be changed.
     fn read_only(&self) -> Option<String> {
         let holder = self.awaited()?.holder;
         Some(format!(
@@ -904,7 +918,7 @@ impl Records {
     }
 }
 
-/// The one random number: std's hasher is seeded by the system, and that is all the randomness a spread needs.
+/// The only random number: std's hasher is seeded by the system, and a spread needs no better randomness.
 fn seed(clocks: &impl Clocks) -> u64 {
     use std::hash::{BuildHasher, Hasher};
     let mut hasher = std::hash::RandomState::new().build_hasher();
@@ -934,11 +948,11 @@ pub(crate) fn previous_run(previous: &impl PreviousExit, runs: u64) -> PreviousR
     }
 }
 
-/// Checks the loops and feeds the supervisor's watchdog, on a thread that does nothing else, so that it sees a
-/// stalled main loop, too. The names of stalled loops are left for `kedge record-exit`.
+/// Checks the loops and feeds the supervisor's watchdog, on a thread that does nothing else, so that it sees
+/// a stalled main loop, too. It leaves the names of stalled loops for `kedge record-exit`.
 ///
-/// A disk that does not answer withholds no ping: a kill cannot end a process that waits for it, and would end a heartbeat that
-/// works. It is reported instead.
+/// A disk that does not answer withholds no ping: a kill cannot end a process that waits for it, and would
+/// end a heartbeat that works. It is reported instead.
 struct Guard {
     watchdog: Watchdog,
     period: Duration,
@@ -951,9 +965,9 @@ struct Guard {
     awaited: Option<Arc<Awaited>>,
     records_free: Arc<Notify>,
     events: mpsc::Sender<Event>,
-    /// As of the last check.
+    /// Loops that were stalled at the last check.
     stalled: Vec<&'static str>,
-    /// What core knows about the disk.
+    /// The state of the disk, as last reported to core.
     told: bool,
 }
 
@@ -970,7 +984,7 @@ impl Guard {
         let names = self.watchdog.check(self.clocks.monotonic()).stalled_names();
         let is_alive = names.iter().all(|name| *name == kedge_core::DISK_LOOP);
         if is_alive && !self.ready.load(Ordering::Relaxed) {
-            // a start that goes on, or waits for its disk, is given time; one that stands still is not
+            // a start that makes progress, or waits for its disk, gets more time; one that hangs does not
             self.supervisor.extend_timeout(START_PATIENCE);
         }
         if names != self.stalled {
@@ -1002,7 +1016,8 @@ impl Guard {
         if self.disk_stalled.swap(stalled, Ordering::Relaxed) != stalled {
             self.disk_changed.notify_one();
         }
-        // a full queue: the main loop is late, and is told at the next check. Before a config is in use it takes no notice
+        // a full queue: the main loop is late, and core learns it at the next check. Before a config is in
+        // use core does not handle the event
         if stalled != self.told
             && self.ready.load(Ordering::Relaxed)
             && self.events.try_send(Event::DiskStalled(stalled)).is_ok()

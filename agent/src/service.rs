@@ -1,8 +1,10 @@
-//! The flags that the service gives the agent: what commands on the node judge unless they are told otherwise.
+//! The flags that the service gives the agent: commands on the node use the same ones unless the command line
+//! gives others.
 //!
-//! Owns reading the environment file of `kedge.service` as systemd does (systemd.exec(5), `EnvironmentFile=`; systemd.service(5),
-//! "Command lines": a variable that is a word of its own is split at blanks, quotes respected). Always holds: what systemd would take
-//! is what is taken. Leaves to others: what the flags mean (`flags`); an edited unit, which only systemd knows (`doctor` asks).
+//! Owns reading the environment file of `kedge.service` as systemd does (systemd.exec(5), `EnvironmentFile=`;
+//! systemd.service(5), "Command lines": a variable that is a word of its own is split at blanks, quotes
+//! respected). Always holds: it reads the same flags as systemd. Leaves to others: the meaning of the flags
+//! (`flags`); an edited unit, which only systemd knows (`doctor` queries it).
 
 use std::iter::Peekable;
 use std::path::Path;
@@ -23,7 +25,8 @@ const VARIABLE: &str = "KEDGE_FLAGS";
 /// Longest file read: flags have a few hundred bytes.
 const FILE_BYTES: usize = 64 * 1024;
 
-/// The words that the file adds to the agent's command line. None: there is no such file, which the unit allows.
+/// The words that the file adds to the agent's command line. `None` if the file does not exist, which the
+/// unit allows.
 ///
 /// # Errors
 /// It cannot be read.
@@ -52,7 +55,7 @@ fn value(text: &str) -> Option<String> {
         {
             name.push(character);
         }
-        // a line without "=" assigns nothing, and a comment is one
+        // a line without "=" assigns nothing; that includes comments
         if rest.next_if_eq(&'=').is_some() {
             let value = assigned(&mut rest);
             if name.trim_ascii_end() == VARIABLE {
@@ -63,9 +66,10 @@ fn value(text: &str) -> Option<String> {
     found
 }
 
-/// Takes a value and the end of its line: pieces in quotes, which may go over several lines, and then plain text, in which quotes
-/// are ordinary characters. A backslash keeps the next character, or joins two lines; within double quotes it does so before `"`, `\`,
-/// `$`, a back quote and the end of a line, and nothing within single ones.
+/// Takes a value and the end of its line: pieces in quotes, which may span several lines, and then plain
+/// text, in which quotes are ordinary characters. A backslash keeps the next character, or joins two lines;
+/// within double quotes it does so before `"`, `\`, `$`, a back quote and the end of a line, and nothing
+/// within single ones.
 fn assigned(rest: &mut Peekable<Chars<'_>>) -> String {
     let mut out = String::new();
     // the length up to the last character that is not a blank, or that a backslash keeps
@@ -112,7 +116,8 @@ fn quoted(quote: char, rest: &mut Peekable<Chars<'_>>, out: &mut String) {
     }
 }
 
-/// Splits at blanks outside of quotes, which are taken off; a backslash keeps the next character, whatever quotes are around it.
+/// Splits at blanks outside of quotes, which are removed; a backslash keeps the next character, inside any
+/// quotes and outside.
 fn words(value: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -134,8 +139,8 @@ fn words(value: &str) -> Vec<String> {
     words
 }
 
-/// What systemd shows of the service (`systemctl show`) and the shipped unit does not have: then its flags are not those that are
-/// judged here.
+/// Settings of the running service (`systemctl show`) that the shipped unit does not have: then its flags
+/// differ from those that were read here.
 pub(crate) fn edits(shown: &str) -> Vec<String> {
     let values = |name: &str| {
         let of_name = shown.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
@@ -188,12 +193,12 @@ mod tests {
         // quotes are characters of plain text, and quote when the words are split
         check("KEDGE_FLAGS=--config '/a b' \"c d\"\n", &["--config", "/a b", "c d"]);
         check("KEDGE_FLAGS=\"--config\" '/a'\n", &["--config/a"]);
-        // each of the two steps takes its backslashes
+        // each of the two steps removes its backslashes
         check("KEDGE_FLAGS=--config /a\\\\ b\n", &["--config", "/a b"]);
         check("KEDGE_FLAGS='--config /a\\ b'\n", &["--config", "/a b"]);
         check("KEDGE_FLAGS=\"--config '/a\\n'\"\n", &["--config", "/an"]);
         check("KEDGE_FLAGS=\"--a \\\n--b\"", &["--a", "--b"]);
-        // open to the end
+        // without a closing quote
         check("KEDGE_FLAGS=\"--v '5", &["--v", "5"]);
         check("KEDGE_FLAGS=--v\\", &["--v"]);
         check("KEDGE_FLAGS\n", &[]);

@@ -1,9 +1,9 @@
-//! `kedge slot`: what a disk image asks the agent's program about the boot that runs.
+//! `kedge slot`: answers about the running boot, for units of a disk image.
 //!
-//! Looks, for the decisions of `kedge_core::slot`: at the kernel's command line and mounts, the watchdogs, the unit and the running agent.
-//! Always holds: `health` and `status` change nothing; what cannot be seen does not work. A program that cannot be read fails here, too,
-//! and that is how a good slot whose agent is lost is noticed.
-//! Leaves to others: what changes the slots (`update`, `bless`).
+//! Reads the facts for the decisions of `kedge_core::slot`: the kernel's command line and mounts, the
+//! watchdogs, the unit and the running agent. Always holds: `health` and `status` change nothing; a part that
+//! cannot be seen counts as broken. A program that cannot be read fails here, too, and that is how a good
+//! slot whose agent is lost is noticed. Leaves to others: changes of the slots (`update`, `bless`).
 
 pub mod admission;
 pub mod bless;
@@ -28,9 +28,9 @@ use std::{fs, thread};
 
 /// systemd-boot sets it for a boot that it counts.
 const COUNTING: &str = "firmware/efi/efivars/LoaderBootCountPath-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
-/// How often the trial looks.
+/// How often the trial checks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// What systemctl is asked about the agent.
+/// The query to systemctl about the agent.
 const AGENT: [&str; 4] = ["show", "kedge.service", "--property", "ActiveState,MainPID,NRestarts"];
 /// Held by an update and by a blessing.
 const LOCK: &str = "/run/kedge-update.lock";
@@ -64,7 +64,7 @@ pub fn health(places: &Places) -> Result<(), CommandError> {
     })
 }
 
-/// Looks until there is a verdict.
+/// Checks until there is a verdict.
 fn judge(mut look: impl FnMut() -> Option<Verdict>) -> Result<(), CommandError> {
     loop {
         match look() {
@@ -78,7 +78,8 @@ fn judge(mut look: impl FnMut() -> Option<Verdict>) -> Result<(), CommandError> 
     }
 }
 
-/// `kedge slot holds-root DISK`, for udev: other disks that are plugged in may have partitions with our labels.
+/// `kedge slot holds-root DISK`, for udev: other disks that are plugged in may have partitions with our
+/// labels.
 ///
 /// # Errors
 /// The root is on another disk, or on none.
@@ -154,7 +155,8 @@ fn look(roots: &Roots, status: Option<&Value>) -> Works {
     found.into_iter().filter_map(|(work, is_there)| is_there.then_some(work)).collect()
 }
 
-/// Whether `/var` is a file system of a disk that can be written; the last line for a path is the mount that is seen.
+/// Whether `/var` is a file system of a disk that can be written; the last line for a path is the mount that
+/// is seen.
 fn has_state(mounts: &str) -> bool {
     let seen = |line: &'_ str| {
         let mut words = line.split(' ').skip(1).map(str::to_owned);

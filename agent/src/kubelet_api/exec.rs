@@ -1,7 +1,9 @@
-//! `/exec`: a program in a container, and `/attach`: the container's own, for a client that speaks WebSocket or SPDY.
+//! `/exec`: a program in a container, and `/attach`: the container's own, for a client that uses WebSocket or
+//! SPDY.
 //!
-//! Always holds: the program runs on a thread of its own and ends with its client, also while it takes no input, the container's own does
-//! not; between client and program stand only buffers of bounded size. Leaves to others: channels and Status (`sessions`).
+//! Always holds: the program of `/exec` runs on a thread of its own and ends with its client, even while it
+//! does not read its input, the container's own does not end; only buffers of bounded size are between client
+//! and program. Leaves to others: channels and Status (`sessions`).
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -19,13 +21,14 @@ use crate::sessions::relay::{End, Output, first_size, relay};
 use crate::sessions::{USUAL_SIZE, longest_silence};
 use crate::sessions::{spdy_remote, websocket};
 
-/// Bytes that are read at once.
+/// Bytes read at once.
 const PIECE_BYTES: usize = 8 * 1024;
 /// How long the rest may take once a client has ended its half, or left. A test does not wait for it.
 const LINGER: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
 
-/// How long a program with a terminal waits for its client to tell the terminal's size, so that the program has that from its start.
-/// kubectl tells it first of all, so a round trip after the 101 it is here; a client that says something else tells none.
+/// How long a program with a terminal waits for its client to send the terminal's size, so that the program
+/// has it from its start. kubectl sends it first of all, so it arrives one round trip after the 101; a client
+/// that sends something else first has no size.
 const SIZE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Which program the client wants to talk to.
@@ -38,7 +41,7 @@ pub(super) enum Verb {
 /// The session, once the client's stream is there.
 type Task = Box<dyn FnOnce(UnixStream) -> io::Result<()> + Send>;
 
-/// What is wanted of a program.
+/// The client's wishes about a program.
 struct Wanted {
     command: Vec<String>,
     stdin: bool,
@@ -49,7 +52,7 @@ struct Wanted {
 
 impl Wanted {
     /// # Errors
-    /// The kubelet's words for what is missing.
+    /// The missing part, in the kubelet's words.
     fn of(request: &Request) -> Result<Self, &'static str> {
         // the kubelet's names of the parameters, and the API server's
         let flag = |names: [&str; 2]| names.iter().any(|name| request.flag(name));
@@ -74,7 +77,7 @@ impl Wanted {
     }
 }
 
-/// How the client and this node go on after the 101.
+/// The protocol that the client and this node use after the 101.
 #[derive(Debug)]
 enum Upgrade {
     WebSocket { protocol: &'static str, accept: String },
@@ -83,7 +86,7 @@ enum Upgrade {
 
 impl Upgrade {
     /// # Errors
-    /// What is served instead.
+    /// The protocols that are served.
     fn of(request: &Request) -> Result<Self, String> {
         let asked = request.header("upgrade").unwrap_or("no upgrade");
         if asked.eq_ignore_ascii_case("spdy/3.1") {
@@ -119,7 +122,7 @@ impl Upgrade {
         Ok(Self::WebSocket { protocol, accept: websocket::accept(key) })
     }
 
-    /// Of the 101.
+    /// Headers of the 101.
     fn headers(&self) -> Vec<(&str, &str)> {
         match self {
             Self::WebSocket { protocol, accept } => vec![
@@ -205,7 +208,7 @@ pub(super) async fn serve(
     let task: Task = match verb {
         Verb::Exec => Box::new(move |stream| talk(stream, &speech, &place, &wanted, silence, &settings)),
         Verb::Attach => {
-            // before the 101: a client understands best then why there is nothing to attach to
+            // before the 101: a client then shows best why there is nothing to attach to
             let (stdin, stdout, stderr) = (wanted.stdin, wanted.stdout, wanted.stderr);
             let opened = tokio::task::spawn_blocking(move || {
                 Attachment::open(AttachOrder { id: &place.id, stdin, stdout, stderr }, &settings)
@@ -224,7 +227,7 @@ pub(super) async fn serve(
     let peer = exchange.peer.take();
     let stream = exchange.take_over(&upgrade.headers()).await?;
     let talk = tokio::task::spawn_blocking(move || task(theirs));
-    // it drops its end of the pair, by which the program hears of a client that broke off
+    // `pass` drops its end of the pair, from which the program sees that the client broke off
     let passed = pass(stream, ours, peer).await;
     talk.await??;
     passed
@@ -242,7 +245,7 @@ where
     let back = copy(from_session, to_client);
     let left = async {
         match &peer {
-            // what it sent before it left may all be read
+            // leaves time to read everything that the client sent before it left
             Some(peer) => peer.left_for(LINGER).await,
             None => std::future::pending().await,
         }
@@ -251,7 +254,8 @@ where
     tokio::select! {
         done = &mut back => {
             done?;
-            // the session hears when its client hangs up; a connection closed before would be reset, and its last words lost
+            // reads until the client hangs up: closed earlier, the connection would be reset, and the
+            // session's last bytes lost
             let _ = timeout(LINGER, forth).await;
             Ok(())
         }
@@ -303,7 +307,7 @@ fn talk(
     Ok(())
 }
 
-/// The session with a container's own program, which goes on behind it.
+/// The session with a container's own program, which keeps running afterwards.
 fn listen(
     stream: UnixStream,
     upgrade: &Upgrade,
@@ -312,7 +316,7 @@ fn listen(
     mut attachment: Attachment,
 ) -> io::Result<()> {
     let mut client = upgrade.client(stream, wanted)?;
-    // as upstream: the code is in the pod's status
+    // as upstream: the exit code is in the pod's status
     let end = relay(&mut attachment, client.client(), Some(silence)).map(|end| match end {
         End::Code(_) => End::Code(0),
         End::Gone => End::Gone,
@@ -327,7 +331,7 @@ mod tests {
     use super::*;
     use tokio::net::{TcpListener, TcpStream};
 
-    /// More than stands between a client and its session here, less than a connection holds.
+    /// More than fits between a client and its session here, less than a connection holds.
     const MORE_BYTES: usize = 32 * 1024;
 
     async fn connected() -> (TcpStream, TcpStream) {
@@ -355,7 +359,7 @@ mod tests {
         let story = async {
             let mut input = vec![0; MORE_BYTES];
             client.write_all(&input).await.unwrap();
-            // longer than a client that has left is waited for
+            // longer than the wait for a client that has left
             tokio::time::sleep(3 * LINGER).await;
             program.read_exact(&mut input).await.unwrap();
             program.write_all(b"the end").await.unwrap();

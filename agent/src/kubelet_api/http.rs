@@ -1,7 +1,9 @@
-//! HTTP/1.1 for one exchange: a head of bounded size, and an answer that is whole, grows, or gives the stream away.
+//! HTTP/1.1 for one exchange: a head of bounded size, and an answer that is whole, grows, or gives the stream
+//! away.
 //!
-//! Always holds: bytes after the head are the route's, none is lost or read twice; a body that grows ends with its last chunk only when
-//! the route says that it is whole, so that the caller can tell it from one that broke off.
+//! Always holds: bytes after the head belong to the route, none is lost or read twice; a growing body ends
+//! with its last chunk only when the route says that it is whole, so that the caller can tell a whole body
+//! from one that broke off.
 
 use std::io;
 use std::pin::Pin;
@@ -12,10 +14,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use super::{Peer, Stream};
 
-/// Most bytes of a head. The arguments of a command are in its query: upstream's API server takes 1 MiB for a head, kubectl's own
-/// commands stay far below this.
+/// Most bytes of a head. The arguments of a command are in its query: upstream's API server takes 1 MiB for a
+/// head, kubectl's own commands stay far below this.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
-/// Most headers: kubectl's pass through the hub, a dozen.
+/// Most headers: kubectl's arrive through the hub, a dozen.
 const MAX_HEADERS: usize = 64;
 
 /// A request without its body.
@@ -42,7 +44,7 @@ impl Request {
         self.query.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// A parameter that is true or false, as the kubelet reads it: `1`, `true`, and alone with its name.
+    /// A boolean parameter, as the kubelet reads it: `1`, `true`, or its name alone.
     #[must_use]
     pub fn flag(&self, name: &str) -> bool {
         self.param(name).is_some_and(|value| !matches!(value, "0" | "f" | "F" | "false" | "False" | "FALSE"))
@@ -61,7 +63,7 @@ struct Rewound {
     stream: Box<dyn Stream>,
 }
 
-/// The stream, after these bytes that were read of it already.
+/// The stream, with these bytes, which were read from it already, in front.
 #[must_use]
 pub fn rewound(early: Vec<u8>, stream: Box<dyn Stream>) -> Box<dyn Stream> {
     Box::new(Rewound { early, stream })
@@ -101,17 +103,18 @@ impl AsyncWrite for Rewound {
     }
 }
 
-/// A request that waits for its answer. Dropped without one, the stream ends, and its caller knows that nothing was answered.
+/// A request that waits for its answer. If it is dropped, the stream ends, and its caller sees that there was
+/// no answer.
 pub struct Exchange {
     stream: Rewound,
-    /// Shows whether the caller has left; taken by what takes the stream over.
+    /// Shows whether the caller has left; moved to the code that takes the stream over.
     pub(super) peer: Option<Peer>,
     /// The caller wants to upgrade.
     upgrades: bool,
 }
 
 impl Exchange {
-    /// Answers with a body that is at hand.
+    /// Answers with a complete body.
     ///
     /// # Errors
     /// The stream broke.
@@ -135,7 +138,7 @@ impl Exchange {
         self.answer(status, "text/plain; charset=utf-8", text.as_bytes()).await
     }
 
-    /// Begins an answer whose body grows.
+    /// Begins an answer with a growing body.
     ///
     /// # Errors
     /// The stream broke.
@@ -179,7 +182,7 @@ impl Grown {
         if bytes.is_empty() {
             return Ok(());
         }
-        // as one: each write is a TLS record of its own
+        // as one: each write becomes a TLS record of its own
         let mut chunk = format!("{:x}\r\n", bytes.len()).into_bytes();
         chunk.extend_from_slice(bytes);
         chunk.extend_from_slice(b"\r\n");
@@ -187,7 +190,7 @@ impl Grown {
         self.stream.flush().await
     }
 
-    /// Returns when the caller has left. What it sends meanwhile means nothing.
+    /// Returns when the caller has left. Bytes that it sends meanwhile are ignored.
     pub async fn gone(&mut self) {
         let mut space = [0; 256];
         while matches!(self.stream.read(&mut space).await, Ok(1..)) {}
@@ -203,7 +206,7 @@ impl Grown {
     }
 }
 
-/// Reads a head; `None`: the caller left without a request, or was told what is wrong with it.
+/// Reads a head; `None` if the caller left without a request, or its request was refused.
 ///
 /// # Errors
 /// The stream broke.
@@ -275,8 +278,8 @@ fn decoded(text: &str, is_query: bool) -> Option<String> {
     String::from_utf8(bytes?).ok()
 }
 
-/// A text that YAML does not take for a mapping. A client of Kubernetes whose upgrade is refused reads the text as a `Status` in YAML, if
-/// it can be one: of "no such path: /x" its user would see nothing.
+/// A text that YAML does not read as a mapping. A client of Kubernetes whose upgrade is refused reads the
+/// text as a `Status` in YAML, if it can be one: its user would see nothing of "no such path: /x".
 fn no_mapping(text: &str) -> String {
     text.replace(": ", " - ").replace(":\n", "\n").trim_end_matches(':').to_owned()
 }

@@ -1,7 +1,8 @@
-//! `/containerLogs/NAMESPACE/POD/CONTAINER`: what a container has written.
+//! `/containerLogs/NAMESPACE/POD/CONTAINER`: the output of a container.
 //!
-//! Always holds: a caller that reads slowly makes the reading of files wait, not memory grow; one that leaves
-//! ends it, also while nothing is written. Left to others: which files, and what of them (`crate::logs`).
+//! Always holds: a caller that reads slowly makes the reading of files wait, not memory grow; when the caller
+//! leaves, the reading ends, also while the container writes nothing. Left to others: which files and lines
+//! (`crate::logs`).
 
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use super::{Exchange, Node, Request};
 use crate::local::client;
 use crate::logs::{self, LogsOptions, Stream};
 
-/// Bytes that are sent at once.
+/// Bytes sent at once.
 const PIECE_BYTES: usize = 8 * 1024;
 /// Pieces that wait for the caller.
 const PIECES: usize = 2;
@@ -51,7 +52,7 @@ pub(super) async fn serve(
     loop {
         let piece: Option<Vec<u8>> = tokio::select! {
             piece = read.recv() => piece,
-            // the reader notices that nobody takes what it reads
+            // the reader notices that its channel is closed
             () = answer.gone() => return Ok(()),
         };
         match piece {
@@ -119,7 +120,7 @@ fn options(
     })
 }
 
-/// In the kubelet's words, that there is no log because the container has not begun.
+/// The kubelet's words for a container without a log because it has not started.
 fn not_begun(options: &LogsOptions) -> Option<String> {
     let answer = client::get(&options.agent.places.socket(), "/pods").ok().filter(|_| !options.previous)?;
     let found: Value = serde_json::from_slice(&answer.body).ok()?;
@@ -128,7 +129,7 @@ fn not_begun(options: &LogsOptions) -> Option<String> {
 
 fn waiting(found: &Value, pod: &str, container: &str) -> Option<String> {
     let (namespace, name) = pod.split_once('/')?;
-    // an agent that has just begun does not know yet that it runs
+    // an agent that has just started does not know yet whether the container runs
     let mut pods = found["pods"].as_array().filter(|_| found["isComplete"] != false)?.iter();
     let of_name = pods.find(|one| one["namespace"] == namespace && one["name"] == name)?;
     let found = of_name["containers"].as_array()?.iter().find(|one| one["name"] == container)?;
@@ -139,7 +140,7 @@ fn waiting(found: &Value, pod: &str, container: &str) -> Option<String> {
     Some(format!("container {container:?} in pod {name:?} is waiting to start: {reason}"))
 }
 
-/// Where what is read goes.
+/// Takes the bytes of the log.
 struct Pieces(mpsc::Sender<Vec<u8>>);
 
 impl Write for Pieces {
@@ -149,7 +150,7 @@ impl Write for Pieces {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // a log that is followed is flushed at each look: so a reader that has left is noticed
+        // a followed log is flushed at each look, which notices a caller that has left
         if self.0.is_closed() { Err(ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 }

@@ -1,15 +1,17 @@
-//! The kubelet's HTTP API, over any stream: what `kubectl logs`, `exec`, `attach`, `port-forward` and `get --raw .../proxy/...` ask of a
-//! node.
+//! The kubelet's HTTP API, over any stream: the requests of `kubectl logs`, `exec`, `attach`, `port-forward`
+//! and `get --raw .../proxy/...` to a node.
 //!
-//! Owns one exchange: a bounded head is read, a route answers it, the stream ends. Always holds: a caller that is slow, large or gone
-//! costs a bounded amount of memory; an answer that breaks off is never taken for a whole one. It knows no sockets, so whoever accepts
-//! or dials a connection hands it over, and has judged who asks: every caller here may do everything. Left to others: framing
-//! (`http`), what is asked of the running agent (`local::client`), the way to the hub (`calls`), a port that is dialled (`server`).
+//! Owns one exchange: a bounded head is read, a route answers it, the stream ends. Always holds: a caller
+//! that is slow, large or gone costs a bounded amount of memory; an answer that breaks off is never taken for
+//! a whole one. It knows no sockets: the code that accepts or dials a connection passes it in, and has
+//! authorized the caller: every caller here may do everything. Left to others: framing (`http`), queries to
+//! the running agent (`local::client`), the way to the hub (`calls`), a port that clients dial (`server`).
 //!
-//! To add a route: its arm in [`route`], and an `async fn` in a file of its own that takes the [`Exchange`] and ends it in one of
-//! three ways: [`Exchange::answer`] (a body that is at hand), [`Exchange::stream`] (a body that grows), [`Exchange::take_over`] (a 101,
-//! and the raw stream with all that the caller has sent since its head). What blocks (files, the agent's socket) goes through
-//! `tokio::task::spawn_blocking`. Texts of errors are shown by kubectl: use the kubelet's words where it has some.
+//! To add a route: its arm in [`route`], and an `async fn` in a file of its own that takes the [`Exchange`]
+//! and ends it in one of three ways: [`Exchange::answer`] (a complete body), [`Exchange::stream`] (a growing
+//! body), [`Exchange::take_over`] (a 101, and the raw stream with all bytes that the caller has sent since
+//! its head). Blocking work (files, the agent's socket) runs in `tokio::task::spawn_blocking`. Texts of
+//! errors are shown by kubectl: use the kubelet's words where it has some.
 
 mod exec;
 mod http;
@@ -41,7 +43,7 @@ pub use peer::Peer;
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// How long a head may take to arrive: it is on its way when the stream is handed over.
+/// How long a head may take to arrive: it is on its way when the stream is passed in.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
 
 /// What routes know of their node.
@@ -50,7 +52,8 @@ pub struct Node {
     pub agent: AgentOptions,
 }
 
-/// Serves the one request that arrives on a stream. It returns when the answer is sent, or what took the stream over is done.
+/// Serves the one request that arrives on a stream. It returns when the answer is sent, or the code that took
+/// the stream over is done.
 ///
 /// # Errors
 /// The stream broke, or its caller left, before the answer was sent.
@@ -58,10 +61,11 @@ pub async fn serve(stream: Box<dyn Stream>, node: Arc<Node>) -> io::Result<()> {
     serve_seen(stream, None, node).await
 }
 
-/// The same of a connection whose client can be seen leaving: what runs for it ends then, though it takes no input.
+/// The same for a connection whose client can be seen leaving: its program ends then, even if that does not
+/// read its input.
 ///
 /// # Errors
-/// As [`serve`].
+/// Those of [`serve`].
 pub async fn serve_seen(stream: Box<dyn Stream>, peer: Option<Peer>, node: Arc<Node>) -> io::Result<()> {
     match timeout(HEAD_LIMIT, http::receive(stream)).await {
         Ok(received) => match received? {
@@ -114,7 +118,7 @@ async fn route(request: &Request, exchange: Exchange, node: Arc<Node>) -> io::Re
     }
 }
 
-/// Passes on what the running agent answers.
+/// Passes on the running agent's answer.
 async fn ask_agent(exchange: Exchange, node: Arc<Node>, path: String) -> io::Result<()> {
     let asked = tokio::task::spawn_blocking(move || client::get(&node.agent.places.socket(), &path)).await?;
     match asked {

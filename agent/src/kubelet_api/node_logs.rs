@@ -1,8 +1,9 @@
-//! `/logs`: files below `/var/log`, and the node's journal for who asks by `query`.
+//! `/logs`: files below `/var/log`, and the node's journal for a caller that sends `query`.
 //!
-//! Always holds: no link is followed, so nothing but what lies below that directory is read; a caller that reads slowly makes the reading
-//! wait, not memory grow, and one that leaves ends it; the journal's program gets each word as one argument, a bounded time, and an
-//! answer that it could not complete breaks off. Parameters and their bounds are those of upstream's NodeLogQuery, and so is
+//! Always holds: no link is followed, so only files below that directory are read; a caller that reads slowly
+//! makes the reading wait, not memory grow, and the reading ends when the caller leaves; the journal's
+//! program gets each word as one argument, and a bounded time, and an answer that it could not complete
+//! breaks off. Parameters and their bounds are those of upstream's NodeLogQuery, and so is
 //! `enableSystemLogHandler`.
 
 use std::fs::File;
@@ -21,27 +22,27 @@ use tokio::time::Instant;
 use super::{Exchange, Grown, Node, Request};
 use crate::local::client;
 
-/// Where logs are, and the program that reads the journal.
+/// The directory of logs, and the program that reads the journal.
 const LOGS: &str = "/var/log";
 const JOURNALCTL: [&str; 2] = ["/usr/bin/journalctl", "/bin/journalctl"];
 /// Names of one directory that are listed.
 const NAMES: usize = 10_000;
-/// Bytes that are sent at once, and pieces that wait for the caller.
+/// Bytes sent at once, and pieces that wait for the caller.
 const PIECE_BYTES: usize = 8 * 1024;
 const PIECES: usize = 2;
 /// Lines of the journal in one answer, upstream's most for `tailLines`: the last ones.
 const MOST_LINES: u32 = 100_000;
-/// Bytes of the journal in one answer: so many lines of 600 bytes.
+/// Bytes of the journal in one answer: enough for that many lines of 600 bytes.
 const MOST_BYTES: u64 = 64 << 20;
 /// How long the journal's program may take; upstream's limit.
 const JOURNAL_LIMIT: Duration = Duration::from_secs(30);
 /// Services of one request, and the length of a service's name and of a pattern.
 const SERVICES: usize = 16;
 const WORD_BYTES: usize = 256;
-/// Most of what the program says of its failure.
+/// Most bytes read of the program's error message.
 const ERROR_BYTES: u64 = 1024;
 
-/// Where things are; others in tests.
+/// The places; others in tests.
 struct Places {
     logs: PathBuf,
     /// The program and its first words.
@@ -57,7 +58,7 @@ pub(super) async fn serve(
     below: &[&str],
 ) -> io::Result<()> {
     let socket = node.agent.places.socket();
-    // without a running agent nothing is known to be forbidden
+    // without a running agent no setting forbids it
     let answer = tokio::task::spawn_blocking(move || client::get(&socket, "/configz").ok()).await?;
     let config: Value =
         answer.and_then(|answer| serde_json::from_slice(&answer.body).ok()).unwrap_or_default();
@@ -98,7 +99,7 @@ async fn answer_from(
     }
 }
 
-/// What of the journal is wanted.
+/// The wanted part of the journal.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Query {
     services: Vec<String>,
@@ -112,10 +113,10 @@ struct Query {
 }
 
 impl Query {
-    /// None: nothing is asked of the journal.
+    /// `None` if the journal is not wanted.
     ///
     /// # Errors
-    /// What of it is wrong, for a person.
+    /// The wrong parameter, for a person.
     fn of(request: &Request) -> Result<Option<Self>, String> {
         let text = |name: &str| request.param(name).filter(|text| !text.is_empty());
         let time = |name: &str| match text(name).map(Timestamp::parse) {
@@ -146,6 +147,7 @@ impl Query {
         if query.pattern.as_ref().is_some_and(|pattern| pattern.len() > WORD_BYTES) {
             return Err(format!("pattern: expected {WORD_BYTES} bytes at most"));
         }
+        // upstream's rule: a word with a slash is a file, and options are for the journal alone
         if let Some(file) = wanted.iter().find(|wanted| wanted.contains('/')) {
             if wanted.len() > 1 || has_options {
                 return Err(format!(
@@ -166,7 +168,7 @@ impl Query {
         Ok(Some(query))
     }
 
-    /// The words that the journal's program gets.
+    /// The arguments of the journal's program.
     fn words(&self) -> Vec<String> {
         let mut words: Vec<String> =
             ["--utc", "--no-pager", "--output=short-precise"].map(str::to_owned).into();
@@ -200,7 +202,7 @@ fn number<T: std::str::FromStr + PartialOrd + std::fmt::Display>(
     }
 }
 
-/// Names of systemd's units, and of files of services.
+/// Whether it has the form of a systemd unit's name, or of a service's log file.
 fn is_service(name: &str) -> bool {
     name.len() <= WORD_BYTES
         && !name.starts_with(['-', '.'])
@@ -228,7 +230,7 @@ async fn below_logs(exchange: Exchange, logs: PathBuf, names: &[&str]) -> io::Re
 
 enum Opened {
     File(File),
-    /// As upstream shows a directory.
+    /// In upstream's form of a directory.
     List(String),
 }
 
@@ -248,15 +250,15 @@ fn opened(logs: &Path, names: &[String]) -> io::Result<Opened> {
     })
 }
 
-/// What reads, on a thread of its own, and what it has read.
+/// A reader, on a thread of its own, and the bytes it has read.
 struct Reading {
     pieces: mpsc::Receiver<Vec<u8>>,
-    /// The end: an error if it is not all.
+    /// Its end: an error if the bytes are incomplete.
     done: tokio::task::JoinHandle<io::Result<()>>,
 }
 
 impl Reading {
-    /// Reads up to `most` bytes, then what `end` says.
+    /// Reads up to `most` bytes; then `end` decides about the end.
     fn start(
         mut from: impl Read + Send + 'static,
         most: u64,
@@ -284,7 +286,7 @@ impl Reading {
         Self { pieces, done }
     }
 
-    /// Sends the first piece and all others. False: the caller has left.
+    /// Sends the first piece and all others. False if the caller has left.
     async fn pour(&mut self, answer: &mut Grown, first: Option<Vec<u8>>) -> io::Result<bool> {
         let mut next = first;
         loop {
@@ -299,7 +301,7 @@ impl Reading {
 }
 
 async fn send_file(exchange: Exchange, file: File) -> io::Result<()> {
-    // what is written to it meanwhile is the next request's
+    // later lines are left to the next request
     let length = file.metadata()?.len();
     let mut reading = Reading::start(file, length, |_| Ok(()));
     let first = reading.pieces.recv().await;
@@ -311,7 +313,7 @@ async fn send_file(exchange: Exchange, file: File) -> io::Result<()> {
     Ok(())
 }
 
-/// Records of logins and of the journal are no text.
+/// Records of logins and of the journal are not text.
 fn kind_of(beginning: &[u8]) -> &'static str {
     // a character may be cut at the end
     let is_text = std::str::from_utf8(beginning).map_or_else(|error| error.error_len().is_none(), |_| true);
@@ -350,10 +352,10 @@ async fn journal(
         }
         let mut why = Vec::new();
         errors.by_ref().take(ERROR_BYTES).read_to_end(&mut why)?;
-        // what it says beyond that must not keep it
+        // a longer message must not block the program
         drop(errors);
         let status = child.wait()?;
-        // a pattern that nothing matches is no failure
+        // a pattern without a match is not a failure
         if status.success() || (status.code() == Some(1) && why.is_empty()) {
             return Ok(());
         }
@@ -386,12 +388,12 @@ async fn journal(
     answer.end().await
 }
 
-/// The journal's program, which ends with who asked.
+/// The journal's program, which ends with its caller.
 struct Running(Arc<Mutex<Child>>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // whoever holds it waits for its end already
+        // whoever has the lock is already waiting for its end
         if let Ok(mut child) = self.0.try_lock() {
             let _ = child.kill();
             let _ = child.wait();
@@ -399,7 +401,7 @@ impl Drop for Running {
     }
 }
 
-/// Without a journal: the files that services use to write, as upstream looks for them.
+/// Without a journal: the files that services usually write, as upstream looks for them.
 async fn of_services(exchange: Exchange, logs: PathBuf, query: &Query) -> io::Result<()> {
     if *query != (Query { services: query.services.clone(), ..Query::default() }) {
         return exchange.refuse(501, "this node has no journal (journalctl): options are not served").await;
@@ -432,7 +434,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    /// A directory that goes with the test.
+    /// A directory that is removed after the test.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -460,7 +462,7 @@ mod tests {
         }
     }
 
-    /// The whole answer; `served`: what became of it here.
+    /// The whole answer, and the result of serving it.
     async fn asked(places: Places, target: &str) -> (String, io::Result<()>) {
         let (mut caller, stream) = tokio::io::duplex(1024);
         let head = format!("GET {target} HTTP/1.1\r\n\r\n");

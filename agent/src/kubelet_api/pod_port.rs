@@ -1,7 +1,9 @@
-//! `/podPort/UID/ADDRESS/PORT`: one connection to a program in a pod, for a hub that speaks HTTP with it (`pods/proxy`).
+//! `/podPort/UID/ADDRESS/PORT`: one connection to a program in a pod, for a hub that speaks HTTP with it
+//! (`pods/proxy`).
 //!
-//! Always holds: what is reached is an address of the pod's own network, and none that the machine beside it has: not its loopback, where
-//! programs listen that are to be reached by port-forward alone; the connection ends with the pod. Leaves to others: what passes over it.
+//! Always holds: the target is an address of the pod's own network, and never one of the machine: its
+//! loopback has programs that only port-forward may reach; the connection ends with the pod. Leaves to
+//! others: the bytes on it.
 
 use std::io;
 use std::net::IpAddr;
@@ -56,7 +58,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Unlike [`Exchange::refuse`]: the hub reads it, no client as YAML.
+/// Unlike [`Exchange::refuse`]: the hub reads the text, so no client takes it for YAML.
 async fn refuse(exchange: Exchange, status: u16, why: &str) -> io::Result<()> {
     exchange.answer(status, "text/plain; charset=utf-8", why.as_bytes()).await
 }
@@ -73,7 +75,8 @@ async fn connect(settings: Arc<Settings>, uid: String, address: IpAddr, port: u1
     Ok(stream)
 }
 
-/// Connects only from an address of its network itself, and so only to one: whoever reported it has no right to others.
+/// Connects only from an address of the pod's network itself, and so only to one: the hub, which sent the
+/// address, has no right to others.
 fn stay_inside(socket: &TcpSocket, address: IpAddr) -> io::Result<()> {
     socket.bind((address, 0).into()).map_err(|error| match error.kind() {
         io::ErrorKind::AddrNotAvailable => io::Error::other("it is not an address of the pod"),
@@ -85,7 +88,7 @@ fn shown(address: IpAddr, port: u16) -> String {
     std::net::SocketAddr::from((address, port)).to_string()
 }
 
-/// Upstream's "global unicast": not a loopback, not of the link, not for many.
+/// Upstream's "global unicast": not loopback, link-local or multicast.
 fn is_of_a_machine(address: IpAddr) -> bool {
     let is_of_the_link = match address.to_canonical() {
         IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),

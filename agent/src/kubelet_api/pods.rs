@@ -1,6 +1,7 @@
 //! `/pods`: the pods of this node, as a list of Pods.
 //!
-//! What the agent knows of them without asking anybody: names, the state of their containers. Not their whole specs.
+//! The agent's knowledge of them, without queries to others: names, and the state of their containers. Not
+//! their whole specs.
 
 use std::io;
 use std::sync::Arc;
@@ -26,10 +27,10 @@ pub(super) async fn serve(exchange: Exchange, node: Arc<Node>) -> io::Result<()>
     }
 }
 
-/// Who asks takes what is not listed for gone.
+/// The caller takes an unlisted pod for a deleted one.
 const UNKNOWN: &str = "the agent does not know yet which pods it has: it has just begun, or cannot read its disk or the runtime's state";
 
-/// None: the agent does not know them all.
+/// `None` if the agent does not know all of them.
 fn list(found: &Value) -> Option<Value> {
     let pods = found["pods"].as_array().filter(|_| found["isComplete"] != false)?;
     let items: Vec<Value> = pods.iter().map(pod).collect();

@@ -1,7 +1,8 @@
-//! `/portForward`: connections to ports of a pod, for a client that speaks SPDY, alone or inside a WebSocket.
+//! `/portForward`: connections to ports of a pod, for a client that uses SPDY, alone or inside a WebSocket.
 //!
-//! Always holds: a port is one of the pod's own network, at its loopback address, as with the kubelet; the session ends with the pod.
-//! Leaves to others: streams (`sessions`), sockets in the pod's network (`kedge_platform::workloads`).
+//! Always holds: a port is one of the pod's own network, at its loopback address, as with the kubelet; the
+//! session ends with the pod. Leaves to others: streams (`sessions`), sockets in the pod's network
+//! (`kedge_platform::workloads`).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,31 +19,31 @@ use crate::sessions::port_forward::{Reach, forward};
 use crate::sessions::{tunnel, websocket};
 use crate::workloads::{NAME, NAMESPACE};
 
-/// What is spoken over SPDY.
+/// The protocol over SPDY.
 const PROTOCOL: &str = "portforward.k8s.io";
 /// The same in a WebSocket.
 const TUNNELLED: &str = "SPDY/3.1+portforward.k8s.io";
 /// How long a program may take to accept: one that does not has a full backlog.
 const CONNECT: Duration = Duration::from_secs(30);
-/// How long what a client sent before it left may still be passed on.
+/// How long bytes that a client sent before it left may still be passed on.
 const LINGER: Duration = Duration::from_secs(10);
-/// How often is looked whether the pod is still there.
+/// How often to check that the pod still exists.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// How the client and this node go on after the 101.
+/// The protocol that the client and this node use after the 101.
 enum Upgrade {
     Spdy,
     WebSocket { accept: String },
 }
 
 /// # Errors
-/// What is served instead.
+/// The protocols that are served.
 fn upgrade(request: &Request) -> Result<Upgrade, String> {
     let asked = request.header("upgrade").unwrap_or("no upgrade");
     let offers = |header: &str, protocol: &str| {
         let all = request.headers.iter().filter(|(name, _)| name == header);
         let mut offered = all.flat_map(|(_, value)| value.split(',')).map(str::trim).peekable();
-        // clients before 1.1 name none
+        // clients before 1.1 send no protocol
         (offered.peek().is_none() && header.starts_with('x')) || offered.any(|offered| offered == protocol)
     };
     let refused = |what: &str| {
@@ -117,13 +118,13 @@ pub(super) async fn serve(
     };
     tokio::select! {
         served = serving => served,
-        // while a program that does not read keeps its end from being read
+        // while a program that does not read keeps the client's end from being read
         () = left => Ok(()),
         () = gone.gone() => Ok(()),
     }
 }
 
-/// The pod that is meant; of several of one name the one that has containers.
+/// The UID of the pod; if several have the name, that of the one with containers.
 fn uid_of(settings: &Settings, namespace: &str, name: &str, uid: Option<&str>) -> Option<String> {
     let mut pods = running_pods(settings);
     pods.retain(|pod| {
@@ -152,7 +153,7 @@ impl Ports {
         timeout(CONNECT, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Returns when the pod is not here any more.
+    /// Returns when the pod is gone.
     pub(super) async fn gone(self) {
         loop {
             sleep(LOOK).await;
@@ -179,7 +180,7 @@ impl Reach for Ports {
     }
 }
 
-/// As clients know it from the kubelet.
+/// The words that clients know from the kubelet.
 pub(super) fn words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "connection refused".into(),

@@ -1,9 +1,11 @@
-//! `/stats/summary` and `/metrics/resource`: what the machine, its pods and their containers use, in upstream's forms.
+//! `/stats/summary` and `/metrics/resource`: resource usage of the machine, its pods and their containers, in
+//! upstream's forms.
 //!
-//! Always holds: what cannot be measured is left out, and is not zero; a request costs a few small files of each container, read twice for
-//! a summary, and, unless it wants no disks, a walk over a bounded number of files at half a processor at most. Nothing is kept between
-//! requests, so a node that nobody asks pays nothing: a rate is that of the time in which the request waits. Left to others: the
-//! measuring itself (`workloads::measure`, `kedge_platform`).
+//! Always holds: a value that cannot be measured is left out, not zero; a request costs a few small files of
+//! each container, read twice for a summary, and, unless it wants no disks, a walk over a bounded number of
+//! files at half a processor at most. Nothing is kept between requests, so a node without requests pays
+//! nothing: a rate is measured while the request waits. Left to others: the measuring itself
+//! (`workloads::measure`, `kedge_platform`).
 
 use std::fmt::Write as _;
 use std::io;
@@ -26,22 +28,23 @@ use super::{Exchange, Node, Request};
 use crate::workloads::measure::{GroupUsage, PartsOnDisk, Places};
 use crate::workloads::{NAME, NAMESPACE};
 
-/// Files of all pods that one request looks at: of 4 s on flash that reads 50,000 inodes a second, with as long a rest.
+/// Files of all pods that one request visits: 4 s on flash that reads 50,000 inodes a second, with rests of
+/// the same length.
 const MOST_FILES: u64 = 100_000;
-/// Interfaces of one network that are listed; their sums have no place in upstream's form.
+/// Interfaces of one network that are listed; upstream's form has no place for the sum of the others.
 const MOST_INTERFACES: usize = 64;
-/// How the ends of pods' interfaces are called on the machine, which are listed with their pods.
+/// Prefix of the machine's ends of pods' interfaces, which are listed with their pods.
 const OF_PODS: &str = "veth";
 
-/// What is measured here.
+/// Where usage is measured.
 struct Board {
     node: Arc<Node>,
     roots: Roots,
-    /// None: no containers run here.
+    /// `None` if this node runs no containers.
     runtime: Option<(Settings, Places)>,
 }
 
-/// What is used at one moment.
+/// The usage at one moment.
 struct Sample {
     at: Instant,
     wall: Timestamp,
@@ -162,7 +165,7 @@ impl Board {
         let host = LinuxHost::new(self.roots.clone(), root_dir);
         if let Some(found) = kedge_platform::linux::file_system_use(root_dir) {
             node.insert("fs".into(), file_system(&found, Some(used_of(&found)), wall));
-            // what of it is images is not counted
+            // the part of it that images use is not counted
             node.insert("runtime".into(), json!({"imageFs": file_system(&found, None, wall)}));
         }
         let mut found = interfaces(&self.roots, "self");
@@ -182,7 +185,7 @@ impl Board {
     }
 }
 
-/// The pods with containers that run, as of now.
+/// The pods with running containers, as of now.
 fn pods(settings: &Settings, places: &Places) -> Vec<PodSample> {
     let running = running_pods(settings).into_iter().filter(|pod| !pod.containers.is_empty());
     let one = |pod: kedge_platform::workloads::RunningPod| {
@@ -212,7 +215,7 @@ fn now() -> Timestamp {
     Timestamp::from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
 }
 
-/// What has happened between two samples.
+/// Rates between two samples.
 struct Rates<'a> {
     before: &'a Sample,
     now: &'a Sample,
@@ -262,7 +265,7 @@ impl Rates<'_> {
     }
 }
 
-/// Billionths of a processor; None: too short to tell.
+/// Billionths of a processor; `None` if the time is too short to tell.
 fn nano_cores(worked: Duration, elapsed: Duration) -> Option<u64> {
     let rate = worked.as_nanos().checked_mul(1_000_000_000)?.checked_div(elapsed.as_nanos())?;
     u64::try_from(rate).ok()
@@ -272,7 +275,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The fields that are known, and when.
+/// The known fields, with the time.
 fn timed<const N: usize>(wall: Timestamp, fields: [(&str, Option<u64>); N]) -> Value {
     let known = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into())));
     let time = ("time".to_owned(), wall.rfc3339().into());
@@ -298,7 +301,7 @@ fn used_of(found: &FileSystemUse) -> DiskUsage {
     DiskUsage { bytes: found.used_bytes, inodes }
 }
 
-/// Something on a file system, and that file system's room.
+/// Usage of a part of a file system, and that file system's room.
 fn file_system(found: &FileSystemUse, used: Option<DiskUsage>, wall: Timestamp) -> Value {
     timed(
         wall,
@@ -372,7 +375,7 @@ impl Metric {
         Self { name, kind, help, lines: String::new() }
     }
 
-    /// Names of objects need no escapes.
+    /// Adds a line. Names of objects need no escapes.
     fn add(&mut self, labels: &str, value: Option<f64>, wall: Option<Timestamp>) {
         let Some(value) = value else { return };
         let at = wall.map_or_else(String::new, |wall| format!(" {}", wall.micros() / 1000));
@@ -460,6 +463,7 @@ fn metrics(sample: &Sample) -> String {
         failed,
     ];
     let mut text = String::new();
+    // as upstream, a metric without a value is left out, with its help
     for Metric { name, kind, help, lines } in all.iter().filter(|metric| !metric.lines.is_empty()) {
         let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}");
     }
@@ -511,7 +515,7 @@ mod tests {
         }
     }
 
-    /// What a kubelet answers has these fields, and clients look for them there.
+    /// A kubelet's answer has these fields, and clients look for them there.
     #[test]
     fn summary_has_upstreams_form() {
         let begun = Instant::now();

@@ -1,10 +1,11 @@
-//! The runtime's loop: what pods ask of this machine, but for images that must be fetched (`pulls`).
+//! The runtime's loop: the pods' orders to this machine, except for images that must be fetched (`pulls`).
 //!
-//! Always holds: the main loop never waits for them, because core orders one thing at a time of each container; each order is answered as
-//! its contract says; a disk or a crun that hangs shows in the node's `Ready` condition, with what was ordered, and withholds no watchdog
-//! ping, for no kill would end it, and a heartbeat would end. No path that a pod names is touched here. An image that is there waits for no
-//! pull; no image is removed before it is noted durably what pods need. Leaves to others: containers (`workloads`), images (`images`,
-//! `pulls`), every decision (core).
+//! Always holds: the main loop never waits for it, because core orders one action at a time for each
+//! container; each order is answered as its contract says; a disk or a crun that hangs shows in the node's
+//! `Ready` condition, with the order, and withholds no watchdog ping, because a kill could not end the hang,
+//! and would end the heartbeat. This loop does not touch paths that a pod chooses. A present image waits for
+//! no pull; no image is removed before the images that pods need are recorded durably. Leaves to others:
+//! containers (`workloads`), images (`images`, `pulls`), every decision (core).
 
 use super::lock;
 use super::pulls::{ImagePlace, PullQueue, Pulls};
@@ -31,19 +32,21 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender as EventSender;
 
-/// Room for TLS, for the reading of an image's manifest, and for crun's orders. Only what is used becomes memory.
+/// Room for TLS, for the reading of an image's manifest, and for crun's orders. Only pages in use become
+/// memory.
 const STACK_BYTES: usize = 256 * 1024;
-/// How long the runtime's loop waits for something to happen.
+/// How long the runtime's loop waits for an event.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest that one order may take before the node says that its runtime does not answer: three steps of crun.
+/// Longest that one order may take before the node says that its runtime does not answer: three steps of
+/// crun.
 const ORDER_LIMIT: Duration = Duration::from_secs(180);
-/// Between two looks at a machine that cannot run containers, doubled up to the longest.
+/// Between two checks of a machine that cannot run containers, doubled up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// Least that pods may have together, whatever is reserved: none of them would even start.
+/// Least memory for all pods together, whatever is reserved: with less not even one would start.
 const LEAST_MEMORY: u64 = 64 << 20;
 
-/// How the runtime does.
+/// The state of the runtime.
 #[derive(Debug, Default)]
 pub(crate) struct RuntimeHealth(Mutex<Health>);
 
@@ -51,9 +54,9 @@ pub(crate) struct RuntimeHealth(Mutex<Health>);
 enum Health {
     #[default]
     Starting,
-    /// No container can run: why.
+    /// No container can run, for this reason.
     Broken(String),
-    /// It works, and what it is at should have ended by then.
+    /// It works, and its present order should have ended by then.
     Works { until: Instant, at: String },
 }
 
@@ -66,7 +69,7 @@ impl RuntimeHealth {
         self.set(Health::Works { until: Instant::now() + limit, at: at.into() });
     }
 
-    /// What it is at.
+    /// Its present order.
     pub(crate) fn is_at(&self) -> String {
         match &*lock(&self.0) {
             Health::Starting => "it starts".into(),
@@ -75,7 +78,7 @@ impl RuntimeHealth {
         }
     }
 
-    /// Waits for nothing.
+    /// Never blocks.
     pub(crate) fn report(&self) -> Runtime {
         let not_ready = |why: &str| Runtime::NotReady(format!("container runtime is not ready: {why}"));
         match &*lock(&self.0) {
@@ -89,7 +92,7 @@ impl RuntimeHealth {
     }
 }
 
-/// What the loops need.
+/// The parts that the loops need.
 pub(crate) struct ContainerParts {
     pub(crate) settings: Settings,
     pub(crate) root_dir: PathBuf,
@@ -100,14 +103,14 @@ pub(crate) struct ContainerParts {
 }
 
 enum Order {
-    /// The first of all.
+    /// The first order of all.
     Begin(Box<RuntimeLoop>),
     Pod(PodAction),
     /// Images that pods need, and whether those are all.
     Needed(BTreeSet<String>, bool),
 }
 
-/// What it is, for people.
+/// The order, for people.
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -130,7 +133,7 @@ impl fmt::Display for Order {
     }
 }
 
-/// Ways to the loops.
+/// Channels to the loops.
 pub(crate) struct Containers {
     orders: Sender<Order>,
     waker: Arc<OnceLock<Waker>>,
@@ -143,7 +146,7 @@ impl Containers {
     /// Starts the runtime's loop, which waits for its configuration.
     ///
     /// # Errors
-    /// There is no thread for it.
+    /// The system gave no thread for it.
     pub(crate) fn start() -> std::io::Result<Self> {
         let (orders, incoming) = channel();
         let waker = Arc::new(OnceLock::new());
@@ -158,7 +161,7 @@ impl Containers {
         Ok(Self { orders, waker, thread, rest, has_begun: false })
     }
 
-    /// Begins under this configuration.
+    /// Starts work under this configuration.
     pub(crate) fn begin(&mut self, parts: &ContainerParts, config: &Config) {
         let place = ImagePlace {
             root_dir: parts.root_dir.clone(),
@@ -180,7 +183,7 @@ impl Containers {
         self.has_begun = true;
     }
 
-    /// Whether it takes orders.
+    /// Whether it accepts orders.
     pub(crate) fn has_begun(&self) -> bool {
         self.has_begun
     }
@@ -238,7 +241,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<Jo
     std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(body)
 }
 
-/// What the performer has to know, but for what the runtime finds out.
+/// The performer's settings, except for those that only the runtime knows.
 fn node(parts: &ContainerParts, config: &Config) -> Node {
     let host = LinuxHost::new(Roots::default(), &parts.root_dir);
     let memory_bytes = host.capacity().memory_bytes;
@@ -278,7 +281,7 @@ fn name_servers(config: &Config) -> Vec<String> {
     servers
 }
 
-/// It becomes part of a line.
+/// The host's search domain. It becomes part of a line.
 fn search_domain(config: &Config) -> String {
     let domain = &config.cluster_domain;
     if domain.contains(|part: char| part.is_whitespace() || part.is_control()) {
@@ -299,7 +302,7 @@ struct RuntimeLoop {
     pulls_at_once: u32,
 }
 
-/// A runtime that works.
+/// A working runtime.
 struct Running {
     performer: Performer<LinuxWorkloads, Store>,
     store: Store,
@@ -307,12 +310,13 @@ struct Running {
     unnoted: Unnoted,
 }
 
-/// Images that pods need and that could not be noted durably yet, and whether they are all.
+/// Images that pods need and that could not be recorded durably yet, and whether they are all.
 #[derive(Default)]
 struct Unnoted(Option<(BTreeSet<String>, bool)>);
 
 impl Unnoted {
-    /// What pods need now, beside what could not be noted before unless it is all.
+    /// Adds the images that pods need now to those that could not be recorded before; replaces them if these
+    /// are all.
     fn add(&mut self, mut images: BTreeSet<String>, is_all: bool) {
         let before = self.0.take().filter(|_| !is_all);
         let was_all = before.as_ref().is_some_and(|(_, was_all)| *was_all);
@@ -320,7 +324,7 @@ impl Unnoted {
         self.0 = Some((images, is_all || was_all));
     }
 
-    /// Notes it.
+    /// Records them.
     fn note(&mut self, store: &Store) -> Result<(), String> {
         let Some((images, is_all)) = &self.0 else { return Ok(()) };
         let noted = store.set_needed(images.clone(), *is_all);
@@ -335,7 +339,7 @@ impl RuntimeLoop {
         let Some(mut running) = self.opened(orders, rest) else { return };
         let _ = waker.set(running.performer.workloads().waker());
         let inventory = running.performer.inventory();
-        // whoever hears of it looks whether the runtime works
+        // core, which gets the event, checks whether the runtime works
         self.health.expect_within(ORDER_LIMIT, "list what there is");
         self.send(inventory);
         loop {
@@ -364,7 +368,7 @@ impl RuntimeLoop {
         let _ = self.events.blocking_send(Event::Pods(Box::new(event)));
     }
 
-    /// Waits until the machine can run containers; None: the agent ends.
+    /// Waits until the machine can run containers; `None` if the agent ends.
     fn opened(&self, orders: &Receiver<Order>, rest: &Rest) -> Option<Running> {
         let mut pause = FIRST_PAUSE;
         let mut logged = String::new();
@@ -380,7 +384,7 @@ impl RuntimeLoop {
                 logged.clone_from(&why);
             }
             self.health.set(Health::Broken(why));
-            // nothing is ordered of a runtime that did not say what it has
+            // core orders nothing of a runtime that has not reported its containers
             match rest.during(|| orders.recv_timeout(pause)) {
                 Err(RecvTimeoutError::Disconnected) => return None,
                 _ if !rest.work_is_wanted() => return None,
@@ -389,7 +393,7 @@ impl RuntimeLoop {
         }
     }
 
-    /// Starts the threads of pulls that there are not yet.
+    /// Starts the missing threads of pulls.
     fn start_pulls(&self, running: &mut u32) -> Result<(), String> {
         while *running < self.pulls_at_once {
             let (puller, wanted) = (self.puller.clone(), self.pulls.clone());
@@ -450,7 +454,8 @@ impl RuntimeLoop {
         }
     }
 
-    /// In a thread of its own, for a disk may take long to walk; core asks for one of each sort at a time.
+    /// In a thread of its own, because walking a disk may take long; core requests one of each kind at a
+    /// time.
     fn measure(&self, groups: Cgroups, measure: Measure, pods: Vec<PodUid>) {
         let places = Places {
             groups,
@@ -469,8 +474,8 @@ impl RuntimeLoop {
         }
     }
 
-    /// One that is there, and need not be asked for, waits for no pull. One that came with the system takes long to unpack, too: by
-    /// another thread, and not behind a registry that may not answer.
+    /// A present image that needs no check by the registry waits for no pull. A preloaded image takes long to
+    /// unpack, too: another thread does that, so that it does not wait behind a registry that may not answer.
     fn see_to_image(&self, puller: &Puller, order: ImageOrder) {
         if order.policy == PullPolicy::Always {
             self.pulls.put(order);

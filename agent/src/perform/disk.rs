@@ -1,8 +1,8 @@
 //! The disk loop's work: one order at a time, each outcome an event.
 //!
-//! Owns how core's steps become operations on files, and which leftovers a sweep removes. Always holds: an order that fails is
-//! reported, never repeated here; a sweep keeps every checkpoint that a record names. Leaves to others: what is written and
-//! when (core), how it becomes durable (`platform`).
+//! Owns how core's steps become operations on files, and which leftovers a sweep removes. Always holds: an
+//! order that fails is reported, never repeated here; a sweep keeps every checkpoint that a record names.
+//! Leaves to others: the content and the time of writes (core), how they become durable (`platform`).
 
 use super::containers::RuntimeHealth;
 use super::quota::Quota;
@@ -22,10 +22,10 @@ use std::path::{Component, Path};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Entries that one sweep looks at; the next start's sweep looks at the others.
+/// Most entries that one sweep visits; the next start's sweep visits the others.
 const SWEEP_ENTRIES: usize = 20_000;
 
-/// Names looked at to find other versions' directories.
+/// Most names read to find other versions' directories.
 const LISTED: usize = 10_000;
 
 /// Directories of the pods' desired set, below `--root-dir`.
@@ -34,46 +34,47 @@ const DESIRED: [&str; 2] = ["pods/desired", "pods/objects"];
 /// Largest file of it: a Secret of 1 MiB in base64, or a pod of 1.5 MiB, which is the most that etcd takes.
 const DESIRED_BYTES: usize = 2 * 1024 * 1024;
 
-/// Directories below `--root-dir` that are not the configuration's and have records: of pods, and of the port.
+/// Directories below `--root-dir` that are not the configuration's and have records: of pods, and of the
+/// port.
 pub(crate) const BESIDE: [&str; 3] = [DESIRED[0], DESIRED[1], "serving"];
 
-/// Most records of pods that are kept because they cannot be used, and the largest: more would fill a small disk.
+/// Most unusable records of pods that are kept, and the largest: more would fill a small disk.
 const MOST_ASIDE: usize = 20;
 const ASIDE_BYTES: usize = 64 * 1024;
 
 /// Versions of the agent whose verdicts are kept: ours, and the one we may be rolled back to.
 const VERSIONS_KEPT: usize = 2;
 
-/// What the disk loop can be asked for.
+/// An order to the disk loop.
 pub(crate) enum DiskOrder {
     /// One step of a transition.
     Step(Step),
     /// The evidence of the previous run is recorded: delete it.
     ConsumeEvidence,
-    /// Remove what no record names.
+    /// Remove files that no record names.
     Sweep(Option<Vec<CheckpointName>>),
     /// Look at the host.
     ReadHostFacts,
-    /// See whether `bad-configs.json` was edited.
+    /// Check whether `bad-configs.json` was edited.
     CheckBadConfigs,
     /// Write a file of the pods' desired set, or remove it.
     SaveDesired(DesiredFile, Option<Vec<u8>>),
-    /// Keep copies of records of pods that cannot be used.
+    /// Keep copies of unusable records of pods.
     KeepAside(Vec<DesiredFile>),
     /// Read the pods' desired set.
     ReadDesired,
 }
 
-/// How the disk does, for `kedge status`.
+/// The state of the disk, for `kedge status`.
 #[derive(Debug, Default)]
 pub(crate) struct DiskHealth(Mutex<Health>);
 
 #[derive(Debug, Default)]
 struct Health {
-    /// An order is under way since.
+    /// Since when an order is under way.
     busy: Option<Instant>,
     last_write: Option<Instant>,
-    /// What the last write failed with.
+    /// The error of the last write.
     problem: Option<String>,
 }
 
@@ -90,7 +91,7 @@ impl DiskHealth {
         }
     }
 
-    /// Waits for nothing.
+    /// Never blocks.
     pub(crate) fn report(&self) -> Value {
         let health = super::lock(&self.0);
         let age = |at: Option<Instant>| at.map(|at| at.elapsed().as_secs());
@@ -102,15 +103,16 @@ impl DiskHealth {
     }
 }
 
-/// One reading of the host's identity, a dozen files, serves for so many looks: minutes. A system update may replace os-release.
+/// One reading of the host's identity, a dozen files, serves for this many looks: minutes. A system update
+/// may replace os-release.
 const IDENTITY_LOOKS: u32 = 30;
 
-/// What hardly ever changes while the machine runs, as it was last read whole. A reading that lacks a part, for want of descriptors
-/// or before a disk was there, serves for one look only.
+/// Facts that hardly ever change while the machine runs, from the last complete reading. A reading that lacks
+/// a part, for want of descriptors or because a disk was not there yet, serves for one look only.
 #[derive(Default)]
 pub(crate) struct KnownIdentity {
     read: HostIdentity,
-    /// Looks for which it still serves.
+    /// For how many looks it still serves.
     looks_left: u32,
 }
 
@@ -129,12 +131,13 @@ impl KnownIdentity {
     }
 }
 
-/// The parts the disk loop works with.
+/// The parts of the disk loop.
 pub(crate) struct DiskLoop {
     pub(crate) files: Arc<dyn Files>,
-    /// `--root-dir`: how a run ended is recorded there, by other processes.
+    /// `--root-dir`: other processes record there how a run ended.
     pub(crate) root_files: Arc<dyn Files>,
-    /// Other directories below it that have records of their own: a cut leaves temporary files there, too.
+    /// Other directories below it that have records of their own: a power cut leaves temporary files there,
+    /// too.
     pub(crate) beside: Vec<Arc<dyn Files>>,
     pub(crate) previous: Box<dyn PreviousExit>,
     pub(crate) host: Box<dyn kedge_platform::HostFacts>,
@@ -146,17 +149,18 @@ pub(crate) struct DiskLoop {
     pub(crate) bad_configs_unreadable: Option<String>,
     pub(crate) health: Arc<DiskHealth>,
     pub(crate) server: KnownServer,
-    /// What the pods' desired set takes of the disk.
+    /// The pods' desired set's share of the disk.
     pub(crate) quota: Quota,
-    /// None: there is no runtime on this node.
+    /// `None` on a node without a runtime.
     pub(crate) runtime: Option<Arc<RuntimeHealth>>,
-    /// Why this run may change nothing on the disk, if so.
+    /// Set if this run must not change the disk: the reason.
     pub(crate) read_only: Option<String>,
-    /// The node runs a disk image, which is to have a hardware watchdog.
+    /// Whether the node runs a disk image, which should have a hardware watchdog.
     pub(crate) is_image: bool,
-    /// A directory above the records was set aside: one that is missing was not always.
+    /// A directory above the records was set aside: a missing record may have existed.
     pub(crate) was_displaced: bool,
-    /// `--root-dir` is this process's while it may still write there: longer than the main thread lives, if the disk hangs.
+    /// The claim on `--root-dir` while this process may still write there: longer than the main thread lives,
+    /// if the disk hangs.
     pub(crate) _claim: Option<Arc<File>>,
 }
 
@@ -213,7 +217,7 @@ impl DiskLoop {
         if let Some(why) = content.and_then(|content| self.quota.refusal(path, content.len())) {
             return Err(format!("cannot write {path}: {why}; the file stays as it was"));
         }
-        // pods must not take the room that is kept for the configuration's verdicts
+        // pods must not use the room that is reserved for the configuration's verdicts
         let done = match content {
             Some(content) => self.root_files.write_beside_reserve(Path::new(path), content),
             None => self.root_files.remove(Path::new(path)),
@@ -228,7 +232,8 @@ impl DiskLoop {
         done
     }
 
-    /// Every start meets it again until a write replaces it: one copy of the same is enough.
+    /// Every start finds the unusable file again until a write replaces it: one copy of the same content is
+    /// enough.
     fn keep_desired_aside(&self, path: &str) {
         let path = Path::new(path);
         if self.read_only.is_some() || self.has_copy_aside(path) {
@@ -313,7 +318,7 @@ impl DiskLoop {
         match self.files.read(path, CHECKPOINT_BYTES) {
             Ok(bytes) => Read::Content(bytes),
             Err(ReadError::NotFound { .. }) => match (self.why_not_there(path), file) {
-                // of the others a node that lost them has none either way
+                // if other records were lost, the node behaves as if they had never existed
                 (Read::Absent, StateFile::Current | StateFile::LastKnownGood) if self.was_displaced => {
                     Read::SetAside
                 }
@@ -323,7 +328,8 @@ impl DiskLoop {
         }
     }
 
-    /// Tells a lost record from one that never was: copies of it were set aside, or its directory is not a directory.
+    /// Distinguishes a lost record from one that never existed: copies of it were set aside, or its directory
+    /// is not a directory.
     fn why_not_there(&self, path: &Path) -> Read {
         if let Some((parent, kind)) = self.displaced_parent(path) {
             let name = if parent == Path::new("") {
@@ -347,7 +353,8 @@ impl DiskLoop {
         })
     }
 
-    /// Asked by name: beside a hundred thousand others a list would not find them.
+    /// Looks for the names directly: a list of a directory with a hundred thousand others would not include
+    /// them.
     fn was_set_aside(&self, path: &Path) -> bool {
         (1..=files::SET_ASIDE_KEPT + 1).any(|number| {
             let remains = format!("{}.corrupt-{number}", path.display());
@@ -355,8 +362,8 @@ impl DiskLoop {
         })
     }
 
-    /// Renames an unreadable file, or gives it a second name if it `stays` until it is replaced; or renames the file in place of its
-    /// directory if that is the reason.
+    /// Renames an unreadable file, or gives it a second name if it `stays` until it is replaced; or renames
+    /// the file in place of its directory if that is the cause.
     fn set_aside(&self, path: &Path, stays: bool) -> Result<(), String> {
         let (target, done) = match self.displaced_parent(path) {
             Some((parent, _)) if parent != Path::new("") => (parent, self.files.set_aside(parent)),
@@ -377,14 +384,14 @@ impl DiskLoop {
         if self.bad_configs.is_none()
             && matches!(self.files.read(Path::new(&path), CHECKPOINT_BYTES), Err(ReadError::NotFound { .. }))
         {
-            // still not there: why it is not was asked at the start, and takes twenty names to answer
+            // still missing: the start has looked for the reason, which takes twenty names
             return None;
         }
         let read = self.read(&StateFile::BadConfigs);
         let now = content(&read);
         let why = why_unreadable(&read);
         if why.is_some() {
-            // it may be an edit: core says that the list as it was stays in force, once for each reason
+            // it may be an edit: core reports that the earlier list stays in force, once for each reason
             let before = std::mem::replace(&mut self.bad_configs_unreadable, why);
             return (self.bad_configs_unreadable != before).then_some(Event::BadConfigsRead(read));
         }
@@ -401,7 +408,7 @@ impl DiskLoop {
     fn sweep(&self, keep: Option<&[CheckpointName]>) {
         let versions = self.versions_to_keep();
         let report = self.files.sweep(&|path| kept(path, keep, &self.version, &versions), SWEEP_ENTRIES);
-        // a cut while the end of a run is recorded leaves a temporary file beside the record
+        // a power cut while the end of a run is recorded leaves a temporary file beside the record
         let others = [&self.root_files].into_iter().chain(&self.beside);
         let reports: Vec<SweepReport> =
             [report].into_iter().chain(others.map(|files| files.sweep_root(SWEEP_ENTRIES))).collect();
@@ -411,14 +418,15 @@ impl DiskLoop {
         }
     }
 
-    /// Ours, and of the others the one that ran last: only that one's counts were not swept yet. Once they are swept, the
-    /// highest: an upgrade that was taken back left its directory, too, and must not push out the verdicts of what works.
+    /// Ours, and of the others the one that ran last: only its counts were not swept yet. Once they are
+    /// swept, the highest: an upgrade that was taken back left its directory, too, and must not push out the
+    /// verdicts of the version that works.
     fn versions_to_keep(&self) -> Vec<String> {
         let mut versions: Vec<String> = match self.files.list(Path::new(""), LISTED) {
             Ok(listing) if !listing.truncated => {
                 listing.entries.iter().map(|entry| entry.name.to_string_lossy().into_owned()).collect()
             }
-            // a list that could not be read, or not to its end, does not say which are the highest
+            // a list that could not be read completely does not show which are the highest
             _ => return Vec::new(),
         };
         versions.retain(|name| is_version(name) && *name != self.version);
@@ -474,7 +482,7 @@ impl DiskLoop {
     }
 }
 
-/// The first that runs; the kernel's own timer is not one.
+/// The first one that runs, except the kernel's own timer.
 fn watchdog(devices: &[WatchdogDevice]) -> HardwareWatchdog {
     let hardware = || devices.iter().filter(|device| device.is_hardware());
     match (hardware().find(|device| device.is_active()), hardware().next()) {
@@ -484,7 +492,7 @@ fn watchdog(devices: &[WatchdogDevice]) -> HardwareWatchdog {
     }
 }
 
-/// The pods' desired set. A directory that is not there is empty; one that cannot be read to its end is unknown.
+/// The pods' desired set. A missing directory is empty; one that cannot be read completely is unknown.
 fn desired(files: &dyn Files) -> Result<Vec<DesiredFound>, String> {
     let mut found = Vec::new();
     for folder in DESIRED {
@@ -517,7 +525,7 @@ fn tell_sweep(reports: &[SweepReport]) {
     }
 }
 
-/// Whether others can use it: not one that means something on one link only.
+/// Whether other machines can use it: not a link-local address.
 fn is_reportable(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => !ip.is_link_local(),
@@ -550,7 +558,8 @@ fn numbers(version: &str) -> Vec<u64> {
     version.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0)).collect()
 }
 
-/// What a sweep leaves alone: records, named checkpoints, two versions' verdicts, and everything that is not ours.
+/// Files that a sweep leaves alone: records, named checkpoints, two versions' verdicts, and all files that
+/// are not ours.
 fn kept(path: &Path, checkpoints: Option<&[CheckpointName]>, version: &str, versions: &[String]) -> bool {
     let parts: Vec<&str> = path
         .components()
@@ -569,7 +578,7 @@ fn kept(path: &Path, checkpoints: Option<&[CheckpointName]>, version: &str, vers
             checkpoints.iter().any(inside)
         }
         [name] if is_version(name) => versions.is_empty() || versions.iter().any(|kept| kept == name),
-        // counts of another version would be judged by what ended a run of this one
+        // another version's counts would be judged by the end of a run of this version
         [name, "startups.json"] if is_version(name) => *name == version,
         _ => true,
     }
@@ -605,11 +614,11 @@ mod tests {
         check("0.0.9/bad-configs.json", true);
     }
 
-    /// Files below a directory, and a machine, that count how often they are asked.
+    /// Files below a directory, and a machine, that count how often they are read.
     struct Counted {
         files: Arc<dyn Files>,
         asked: Arc<AtomicUsize>,
-        /// There is room in the reserve only.
+        /// Only the reserve has room.
         is_full: bool,
     }
 
@@ -663,7 +672,7 @@ mod tests {
     #[derive(Default)]
     struct Host {
         identities: Arc<AtomicUsize>,
-        /// Which readings of its identity lack a part.
+        /// The readings of its identity that lack a part.
         partial: Vec<usize>,
     }
 
@@ -687,7 +696,7 @@ mod tests {
         }
     }
 
-    /// A disk loop over what `counted` makes of the files below `scratch`.
+    /// A disk loop over the files below `scratch`, wrapped by `counted`.
     fn disk_loop(
         scratch: &kedge_rig::Scratch,
         host: Host,
@@ -810,7 +819,8 @@ mod tests {
         assert_eq!(disk.read(&StateFile::Current), Read::Content(b"{}".to_vec()));
     }
 
-    /// 0.1.0 works, an upgrade to 0.2.0 was taken back, and the next is on trial: if it is taken back, too, 0.1.0 needs its verdicts.
+    /// 0.1.0 works, an upgrade to 0.2.0 was taken back, and the next is in its trial: if it is taken back,
+    /// too, 0.1.0 needs its verdicts.
     #[test]
     fn sweep_keeps_the_verdicts_of_the_version_that_ran_last() {
         let scratch = kedge_rig::Scratch::new("two-upgrades").unwrap();
@@ -866,7 +876,7 @@ mod tests {
         assert!(disk.perform(DiskOrder::CheckBadConfigs).is_none());
     }
 
-    /// A directory in its place stands for a damaged sector: whatever is there now cannot be read.
+    /// A directory in its place simulates a damaged sector: no read of the list succeeds.
     #[test]
     fn list_that_becomes_unreadable_is_handed_on_once() {
         let scratch = kedge_rig::Scratch::new("unreadable-list").unwrap();
@@ -894,7 +904,7 @@ mod tests {
         let mut identity = KnownIdentity::default();
         let looks = (0..3 + 2 * IDENTITY_LOOKS).map(|_| identity.look(&host).machine_id).collect::<Vec<_>>();
         assert_eq!(looks[..3], ["0", "1", "2"]);
-        // the fourth reading lacks a part: what is known stays, and is read again at the next look
+        // the fourth reading lacks a part: the known facts stay, and are read again at the next look
         assert_eq!(looks.iter().filter(|id| *id == "2").count(), IDENTITY_LOOKS as usize + 1);
         assert_eq!(looks.last().map(String::as_str), Some("4"));
         assert_eq!(host.identities.load(Ordering::Relaxed), 5);

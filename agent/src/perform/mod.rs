@@ -1,7 +1,9 @@
-//! The loops of the agent beside the main one, each on a thread of its own: the disk, and the streams to the API server.
+//! The loops of the agent beside the main one, each on a thread of its own: the disk, and the streams to the
+//! API server.
 //!
-//! Always holds: each performs complete orders and reports every outcome as an event; none decides; each shows progress to
-//! the watchdog while it works and tells it before it waits. A stuck disk stalls no heartbeat, a slow transfer no renewal.
+//! Always holds: each performs complete orders and reports every outcome as an event; none decides; each
+//! shows progress to the watchdog while it works and tells the watchdog before it waits. A disk that hangs
+//! stalls no heartbeat, a slow transfer no renewal.
 
 pub(crate) mod containers;
 pub(crate) mod disk;
@@ -38,12 +40,12 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::Sender as EventSender;
 use watches::{LatestRound, Round};
 
-/// Orders that wait for a loop. Core has at most a handful under way; a full queue makes the main loop wait, and the
-/// watchdog see it.
+/// Orders that wait for a loop. Core has at most a handful under way; a full queue makes the main loop wait,
+/// and the watchdog see it.
 const ORDERS: usize = 16;
 
-/// How long a loop that talks to the network may take for one turn: the longest deadline, and the lookup of a name, which
-/// no deadline can cut short.
+/// How long a loop that talks to the network may take for one turn: the longest deadline, and the lookup of a
+/// name, which no deadline can cut short.
 const NETWORK_TURN: Duration = Duration::from_secs(60);
 
 /// How long the disk may take for one order: flash that collects its garbage stands still for many seconds.
@@ -52,10 +54,10 @@ const DISK_TURN: Duration = Duration::from_secs(120);
 /// The stream of renewals. Without watches its connection is the only one that is kept.
 const RENEW: &str = "renew";
 
-/// An order for the loop of renewals, and for which server.
+/// An order for the loop of renewals, and its server.
 type LeaseOrder = (LeaseRequest, Duration, u64);
 
-/// Ways to the loops.
+/// Channels to the loops.
 pub(crate) struct Loops {
     disk: SyncSender<DiskOrder>,
     disk_thread: JoinHandle<()>,
@@ -64,34 +66,34 @@ pub(crate) struct Loops {
     transfer: SyncSender<(Request, u64)>,
     config_map: Arc<LatestRound>,
     node: Arc<LatestRound>,
-    /// None: there is no runtime on this node.
+    /// `None` on a node without a runtime.
     pods: Option<PodLoops>,
     server: ApiServer,
     health: Arc<DiskHealth>,
 }
 
-/// Ways to the loops that only a node with a runtime has.
+/// Channels to the loops that only a node with a runtime has.
 struct PodLoops {
     watch: Arc<LatestRound>,
     parts: ContainerParts,
     probes: Probes,
     containers: Containers,
     shutdown: ShutdownThread,
-    /// None: the configuration in use names no place of static pods, or no place was looked at yet.
+    /// `None` if the configuration in use has no place of static pods, or none was read yet.
     static_files: Option<StaticFilesLoop>,
 }
 
 /// The thread of shutdowns.
 enum ShutdownThread {
-    /// The machine waits for no pod when it stops.
+    /// A shutdown of the machine waits for no pods.
     Unneeded,
-    /// The machine gave none yet; whether that is logged.
+    /// The system gave no thread yet; whether that was logged.
     Missing(shutdown::Places, Duration, bool),
     Runs(Shutdown),
 }
 
 impl ShutdownThread {
-    /// Starts it, where it is needed and does not run.
+    /// Starts the thread, where it is needed and does not run.
     fn start(&mut self, events: &EventSender<Event>) {
         let Self::Missing(places, grace, is_logged) = self else { return };
         match Shutdown::start(places.clone(), *grace, events.clone()) {
@@ -110,10 +112,10 @@ impl ShutdownThread {
 /// The parts of the loops.
 pub(crate) struct Parts {
     pub(crate) disk: DiskLoop,
-    /// None: there is no runtime on this node.
+    /// `None` on a node without a runtime.
     pub(crate) containers: Option<ContainerParts>,
     pub(crate) node_name: String,
-    /// What is to hear that the credential is another node's; none: the name was given.
+    /// Notified when the credential is another node's; `None` if a flag gave the name.
     pub(crate) renamed: Option<Arc<Notify>>,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) clock: WallClock,
@@ -166,6 +168,7 @@ impl Loops {
             spawn(name, move || server.watch(name, &wanted, &token)).map(|_| rounds)
         };
         let (node, config_map) = (watch("watch-node")?, watch("watch-configmap")?);
+        // on a node without a runtime these threads and the watch of pods would only cost memory
         let pods = match containers {
             Some(parts) => {
                 let probes = Probes::new(parts.settings.clone(), parts.events.clone());
@@ -196,7 +199,7 @@ impl Loops {
         pods.shutdown.start(&pods.parts.events);
     }
 
-    /// What is returned is known at once; other answers come as events.
+    /// The returned event is known at once; other answers arrive later as events.
     pub(crate) fn pods(&mut self, action: PodAction) -> Option<PodEvent> {
         match action {
             PodAction::SaveDesired { file, content } => self.disk(DiskOrder::SaveDesired(file, content)),
@@ -259,7 +262,7 @@ impl Loops {
         self.pods.as_ref().map(|pods| &pods.containers).filter(|containers| containers.has_begun())
     }
 
-    /// None: no pods any more.
+    /// `None` ends the watch of pods.
     pub(crate) fn watch_pods(&self, server: u64, order: Option<WatchOrder>) {
         if let Some(pods) = &self.pods {
             pods.watch.set(order.map(|order| Round { of: Collection::Pods, order, server }));
@@ -275,34 +278,34 @@ impl Loops {
         let _ = self.disk.send(order);
     }
 
-    /// Asks the loop of the runtime to rest; that of the disk begins nothing without an order.
+    /// Asks the runtime's loop to rest; the disk's starts nothing without an order.
     pub(crate) fn rest(&self) {
         if let Some(pods) = &self.pods {
             pods.containers.rest();
         }
     }
 
-    /// Ends its rest, if it has come to it; else it still comes.
+    /// Ends the rest of the runtime's loop, if it rests already; otherwise it still enters its rest.
     pub(crate) fn go_on_if_it_rests(&self) {
         if let Some(pods) = self.pods.as_ref().filter(|pods| pods.containers.rests()) {
             pods.containers.go_on();
         }
     }
 
-    /// Whether that of the disk has nothing to do.
+    /// Whether the disk's loop has nothing to do.
     pub(crate) fn disk_rests(&self) -> bool {
         self.disk_rest.rests()
     }
 
-    /// What one of the two is at, instead of resting.
+    /// The loop that works instead of resting, and on which order.
     pub(crate) fn works_on(&self) -> Option<String> {
         let pods = self.pods.as_ref().filter(|pods| !pods.containers.rests());
         let runtime = pods.map(|pods| format!("the runtime does not answer: {}", pods.parts.health.is_at()));
         runtime.or_else(|| (!self.disk_rests()).then(|| "the disk does not answer".into()))
     }
 
-    /// Ends the runtime's loop, the disk's and that of static pods once they have performed what they were ordered. False: they have
-    /// not within `limit`.
+    /// Ends the loops of the runtime, the disk and static pods once they have performed their orders. False
+    /// if that takes longer than `limit`.
     pub(crate) fn end(self, limit: Duration) -> bool {
         let (containers, static_files) =
             self.pods.map(|pods| (Some(pods.containers), pods.static_files)).unwrap_or_default();
@@ -314,12 +317,12 @@ impl Loops {
         has_finished(&self.disk_thread, by) && static_files.is_none_or(|files| files.end(by))
     }
 
-    /// Without waiting: for orders that may be skipped while the disk is busy.
+    /// Does not wait: for orders that may be skipped while the disk is busy.
     pub(crate) fn disk_if_free(&self, order: DiskOrder) {
         let _ = self.disk.try_send(order);
     }
 
-    /// From now on no connection but the one of renewals is kept while nothing is asked on it.
+    /// From now on only the connection of renewals is kept while it is idle.
     pub(crate) fn keep_one_connection(&self) {
         self.server.keep_one_connection();
     }
@@ -339,7 +342,7 @@ impl Loops {
         self.node.set(Some(Round { of: Collection::Node, order, server }));
     }
 
-    /// Namespace and name, and the order; None: no ConfigMap any more.
+    /// Namespace and name, and the order; `None` ends the watch of the ConfigMap.
     pub(crate) fn watch_config_map(&self, server: u64, which: Option<((String, String), WatchOrder)>) {
         self.config_map.set(which.map(|((namespace, name), order)| {
             let of = Collection::ConfigMap { namespace, name };
@@ -367,7 +370,7 @@ fn has_finished(thread: &JoinHandle<()>, by: Instant) -> bool {
     true
 }
 
-/// Performs the disk's orders as they come; ends with the process.
+/// Performs the disk's orders as they arrive; ends with the process.
 fn run_orders<T>(
     orders: Receiver<T>,
     (token, rest): (&Progress, &Rest),
@@ -399,7 +402,8 @@ mod tests {
         std::ptr::from_ref(&deep).addr()
     }
 
-    /// How many of the pages that `goes_deep` wrote are in memory: the highest bit of their words in `pagemap`.
+    /// How many of the pages that `goes_deep` wrote are in memory: the highest bit of their words in
+    /// `pagemap`.
     fn resident(address: usize) -> usize {
         let mut words = [0; DEEP_PAGES * 8];
         let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
@@ -422,7 +426,7 @@ mod tests {
         let (address, deep) = told.recv().unwrap();
         assert_eq!(deep, DEEP_PAGES);
         let by = Instant::now() + Duration::from_secs(20);
-        // the frames that wait take the uppermost
+        // the frames of this wait use the uppermost pages
         while resident(address) > DEEP_PAGES / 2 {
             assert!(Instant::now() < by, "{} of {deep} pages while it waits", resident(address));
             std::thread::yield_now();

@@ -1,9 +1,10 @@
 //! The loops of pulls: images that are fetched for pods, and the removal of those that no pod needs.
 //!
-//! Always holds: no more pulls are under way, and begin in a second, than the configuration says (`maxParallelImagePulls`,
-//! `registryPullQPS`); a pull for a pod that is removed, or of an agent that stops, is given up, so that none holds up others for
-//! longer than a pod waits for it; each other order is answered. A removal comes before the pulls that wait. Leaves to others: how an
-//! image is fetched and what is removed (`images`), every decision (core).
+//! Always holds: no more pulls are under way, and start in a second, than the configuration allows
+//! (`maxParallelImagePulls`, `registryPullQPS`); a pull for a removed pod, or of an agent that stops, is
+//! cancelled, so that none delays others for longer than a pod waits for it; each other order is answered. A
+//! removal is done before the waiting pulls. Leaves to others: how to fetch an image and which to remove
+//! (`images`), every decision (core).
 
 use super::lock;
 use crate::images::{Options as PullerOptions, Puller, Store};
@@ -26,11 +27,11 @@ use tokio::sync::mpsc::Sender as EventSender;
 /// This very program, also after an upgrade.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// Where images are, and where they come from.
+/// The directory of images, and their sources.
 #[derive(Clone)]
 pub(super) struct ImagePlace {
     pub(super) root_dir: PathBuf,
-    /// Images that came with the system.
+    /// Preloaded images.
     pub(super) preloaded: PathBuf,
     pub(super) registries: Registries,
     pub(super) clock: WallClock,
@@ -51,7 +52,7 @@ impl ImagePlace {
     }
 }
 
-/// What a loop is given to do.
+/// A job of a loop.
 enum Job {
     Pull(Pulling),
     Collect(Thresholds),
@@ -63,7 +64,7 @@ struct Pulling {
     number: u64,
 }
 
-/// Orders of pulls: those that wait, and those that are performed.
+/// Orders of pulls: waiting ones, and those under way.
 pub(super) struct PullQueue {
     orders: Mutex<Orders>,
     changed: Condvar,
@@ -72,14 +73,14 @@ pub(super) struct PullQueue {
 
 struct Orders {
     waiting: VecDeque<ImageOrder>,
-    /// Of images that came with the system: they need no registry, and wait for none.
+    /// Orders for preloaded images: they need no registry, and wait for none.
     preloaded: VecDeque<ImageOrder>,
-    /// A thread performs those.
+    /// Whether a thread performs those.
     has_unpacker: bool,
     collection: Option<Thresholds>,
-    /// Whose image is being fetched, and what ends that, by the number of the pull.
+    /// The pods whose images are being fetched, and the switch that cancels it, by the number of the pull.
     current: Vec<(u64, PodUid, Cancel)>,
-    /// Pulls so far.
+    /// Number of pulls so far.
     begun: u64,
     throttle: Throttle,
     is_closed: bool,
@@ -93,7 +94,7 @@ impl Orders {
         Pulling { order, cancel, number: self.begun }
     }
 
-    /// The next job, or for how long there is none: until something changes (None), or until a pull may begin.
+    /// The next job, or for how long there is none: until a change (`None`), or until a pull may start.
     fn next(&mut self, now: Duration) -> Result<Job, Option<Duration>> {
         if let Some(thresholds) = self.collection.take() {
             return Ok(Job::Collect(thresholds));
@@ -123,20 +124,20 @@ impl PullQueue {
         Self { orders: Mutex::new(orders), changed: Condvar::new(), began: Instant::now() }
     }
 
-    /// Core orders one of each container at a time, so there are no more than containers.
+    /// Core orders one for each container at a time, so there are at most as many as containers.
     pub(super) fn put(&self, order: ImageOrder) {
         lock(&self.orders).waiting.push_back(order);
         self.changed.notify_all();
     }
 
-    /// The same for an image that came with the system. True: somebody has to begin [`Pulls::run_preloaded`].
+    /// The same for a preloaded image. True if the caller has to start [`Pulls::run_preloaded`].
     pub(super) fn put_preloaded(&self, order: ImageOrder) -> bool {
         let mut orders = lock(&self.orders);
         orders.preloaded.push_back(order);
         !std::mem::replace(&mut orders.has_unpacker, true)
     }
 
-    /// Nobody could begin it: what waits there waits with the others.
+    /// The thread could not be started: its orders wait with the others.
     pub(super) fn without_unpacker(&self) {
         let mut orders = lock(&self.orders);
         orders.has_unpacker = false;
@@ -145,7 +146,7 @@ impl PullQueue {
         self.changed.notify_all();
     }
 
-    /// The next image that came with the system; None: there is none now, and whoever asked ends.
+    /// The next preloaded image; `None` if there is none now, and the calling thread ends.
     fn next_preloaded(&self) -> Option<Pulling> {
         let mut orders = lock(&self.orders);
         let next = if orders.is_closed { None } else { orders.preloaded.pop_front() };
@@ -159,7 +160,7 @@ impl PullQueue {
         self.changed.notify_all();
     }
 
-    /// No image is wanted for this pod any more; what was ordered for it is not answered.
+    /// Drops the orders for this pod, without an answer.
     pub(super) fn forget(&self, pod: &PodUid) {
         let mut orders = lock(&self.orders);
         orders.waiting.retain(|order| order.pod != *pod);
@@ -167,7 +168,7 @@ impl PullQueue {
         orders.current.iter().filter(|(_, of, _)| of == pod).for_each(|(_, _, cancel)| cancel.cancel());
     }
 
-    /// There will be no other, and nobody waits for those that are performed.
+    /// Ends the queue: there will be no other job, and nobody waits for those under way.
     pub(super) fn close(&self) {
         let mut orders = lock(&self.orders);
         orders.is_closed = true;
@@ -175,7 +176,7 @@ impl PullQueue {
         self.changed.notify_all();
     }
 
-    /// Waits for the next job; None: there will be no other.
+    /// Waits for the next job; `None` if there will be no other.
     fn next(&self) -> Option<Job> {
         give_back_stack();
         let mut orders = lock(&self.orders);
@@ -195,11 +196,11 @@ impl PullQueue {
     }
 }
 
-/// What all loops of pulls share.
+/// The shared state of all loops of pulls.
 pub(super) struct Pulls {
     place: ImagePlace,
     events: EventSender<Event>,
-    /// One for all, once it could be made: it remembers what could not be unpacked.
+    /// One for all, once it could be made: it remembers archives that could not be unpacked.
     opened: Mutex<Option<(Store, Puller)>>,
     ages: Mutex<Ages>,
 }
@@ -209,7 +210,7 @@ impl Pulls {
         Self { place, events, opened: Mutex::default(), ages: Mutex::default() }
     }
 
-    /// Performs jobs until there is no other; on as many threads at once as pulls may be under way.
+    /// Performs jobs until the queue is closed; called on as many threads as there may be pulls at once.
     pub(super) fn run(&self, queue: &PullQueue) {
         while let Some(job) = queue.next() {
             match job {
@@ -225,7 +226,7 @@ impl Pulls {
         }
     }
 
-    /// Unpacks images that came with the system until none is wanted.
+    /// Unpacks preloaded images until none is wanted.
     pub(super) fn run_preloaded(&self, queue: &PullQueue) {
         while let Some(pulling) = queue.next_preloaded() {
             self.pull(&pulling);

@@ -1,15 +1,18 @@
-//! What the pods' desired set may take of the disk, all of it together: pods and what they refer to come from a server, and must neither
-//! fill the partition of the configuration's records nor become more than a start reads.
+//! The limit for the pods' desired set on the disk, all of it together: pods and the objects they refer to
+//! come from a server, and must neither fill the partition of the configuration's records nor become more
+//! than a start reads.
 //!
-//! Always holds: what is on disk is counted by its last write, and a write that would pass a limit is refused before it begins; the file
-//! it would have replaced stays. Leaves to others: the size of one file (`disk`), and what a refusal means for a pod (core).
+//! Always holds: each file on disk is counted with the size of its last write, and a write that would exceed
+//! a limit is refused before it begins; the file that it would have replaced stays. Leaves to others: the
+//! size of one file (`disk`), and the consequences of a refusal for a pod (core).
 
 use kedge_core::sorted::SortedMap;
 
-/// Most files of it. A listing reads 10,000 names of each directory, and one that goes on behind that is unknown for ever.
+/// Most files of it. A listing reads 10,000 names of each directory; files behind those would never be known.
 const MOST_FILES: usize = 4_000;
 
-/// Most bytes of it: a hundred pods with half a mebibyte of ConfigMaps each, on a state partition of a few hundred.
+/// Most bytes of it: a hundred pods with half a mebibyte of ConfigMaps each, on a state partition of a few
+/// hundred.
 const MOST_BYTES: usize = 64 << 20;
 
 /// The bytes of each file.
@@ -17,12 +20,12 @@ const MOST_BYTES: usize = 64 << 20;
 pub(crate) struct Quota(SortedMap<String, usize>);
 
 impl Quota {
-    /// These files, and no others, are on disk.
+    /// Records that these files, and no others, are on disk.
     pub(crate) fn found(&mut self, files: impl Iterator<Item = (String, usize)>) {
         self.0 = files.collect();
     }
 
-    /// Why a file may not be written with so many bytes.
+    /// Why a file of this many bytes must not be written.
     pub(crate) fn refusal(&self, path: &str, bytes: usize) -> Option<String> {
         let others = || self.0.iter().filter(|(other, _)| *other != path);
         let (files, sum) = (others().count() + 1, others().map(|(_, bytes)| bytes).sum::<usize>() + bytes);
@@ -34,7 +37,7 @@ impl Quota {
         })
     }
 
-    /// It was written with so many bytes.
+    /// Records a write of this many bytes.
     pub(crate) fn wrote(&mut self, path: &str, bytes: usize) {
         self.0.insert(path.to_owned(), bytes);
     }

@@ -1,7 +1,9 @@
-//! The API server as the streams see it, and the requests on two of them: renewals, and everything else core asks for.
+//! The API server as the streams see it, and the requests on two of them: renewals, and core's other
+//! requests.
 //!
-//! Always holds: each order is answered by one event, whatever happens; the kubeconfig may appear, vanish and change while we
-//! run. Leaves to others: what is asked and when it is repeated (core), the bytes (`net`), the watches (`watches`).
+//! Always holds: each order is answered by one event, whatever happens; the kubeconfig may appear, vanish and
+//! change while we run. Leaves to others: the content of requests and when they are repeated (core), the
+//! bytes (`net`), the watches (`watches`).
 
 use super::{NETWORK_TURN, RENEW, lock, spawn};
 use crate::errors::chain;
@@ -30,17 +32,18 @@ use tokio::sync::mpsc::Sender as EventSender;
 /// How long one request may take, lookup and connection included.
 pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(20);
 
-/// How long a stream waits for the kubeconfig to be read for the first time. Four streams may wait one after the other, within
-/// what a turn may take.
+/// How long a stream waits for the kubeconfig to be read for the first time. Four streams may wait one after
+/// the other, within the limit of a turn.
 const OPENING_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long a connection that is not kept waits for another request: those about one change follow each other closely.
+/// How long a connection that is not kept waits for another request: requests about one change follow each
+/// other closely.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// How far the server's kubeconfig was read.
 #[derive(Default)]
 enum Opening {
-    /// Not yet, or in vain.
+    /// Not read yet, or without success.
     #[default]
     No,
     /// It is being read.
@@ -60,16 +63,16 @@ struct Shown {
 #[derive(Clone)]
 pub(crate) struct ApiServer {
     pub(crate) node_name: String,
-    /// What is to hear that the credential is another node's; none: this name was given, and stays.
+    /// Notified when the credential is another node's; `None` if this name was given, and stays.
     renamed: Option<Arc<Notify>>,
     is_name_logged: Arc<AtomicBool>,
     kubeconfig: Option<PathBuf>,
     clock: WallClock,
     api: Arc<Mutex<Opening>>,
-    /// What the local endpoint shows: never locked while anything is waited for.
+    /// The part for the local endpoint: never locked while anything blocks.
     shown: Arc<Mutex<Shown>>,
     forms: Arc<Forms>,
-    /// Only the stream of renewals keeps its connection while it has nothing to ask.
+    /// Only the stream of renewals keeps its connection while it is idle.
     one_connection: Arc<AtomicBool>,
     pub(crate) events: EventSender<Event>,
     pub(crate) faults: Faults,
@@ -99,7 +102,7 @@ impl ApiServer {
         }
     }
 
-    /// The server's part of `kedge status --output json`. Waits for nothing.
+    /// The server's part of `kedge status --output json`. Never blocks.
     pub(crate) fn for_status(&self) -> Value {
         let shown = lock(&self.shown);
         let kubeconfig = self.kubeconfig.as_ref().map(|path| path.display().to_string());
@@ -155,8 +158,8 @@ impl ApiServer {
         }
     }
 
-    /// The credential may be another node's: from the beginning, since it was handed over later than this run began, or since it was
-    /// replaced.
+    /// Checks whether the credential is another node's: from the beginning, because it was handed over after
+    /// this run began, or because it was replaced.
     fn check_name(&self, api: &Api) {
         let (node, kubeconfig) = (api.node(), self.kubeconfig.as_deref().unwrap_or(Path::new("")));
         let conflict =
@@ -169,7 +172,8 @@ impl ApiServer {
         }
     }
 
-    /// Reads the kubeconfig on a thread that may hang with the disk: at most one, shared by all that wait for it.
+    /// Reads the kubeconfig on a thread that may hang with the disk: at most one, shared by all streams that
+    /// wait for it.
     fn open(&self, kubeconfig: &Path) -> std::io::Result<Receiver<Result<Arc<Api>, String>>> {
         let options = ApiOptions {
             kubeconfig: kubeconfig.to_owned(),
@@ -210,7 +214,7 @@ impl ApiServer {
                 if let Some(client) = &kept {
                     server.check_name(client.api());
                 }
-                // the stream that notices another server first makes it known
+                // the first stream that notices another server announces it
                 let now = kept.as_ref().map_or(number, |client| client.api().server());
                 server.heard(now.max(number), event);
             }
@@ -218,9 +222,10 @@ impl ApiServer {
         .map(drop)
     }
 
-    /// Waits for an order; None: there will be none. A connection that is not to be kept is closed meanwhile.
+    /// Waits for an order; `None` if there will be none. A connection that is not to be kept is closed
+    /// meanwhile.
     fn next_order<T>(&self, name: &str, orders: &Receiver<T>, kept: &mut Option<Client>) -> Option<T> {
-        // a handshake or an answer went deeper than this wait
+        // a handshake or an answer used more stack than this wait
         give_back_stack();
         if name != RENEW && kept.is_some() && self.one_connection.load(Ordering::Relaxed) {
             match orders.recv_timeout(LINGER) {
@@ -236,7 +241,7 @@ impl ApiServer {
         self.one_connection.store(true, Ordering::Relaxed);
     }
 
-    /// News, and the number of the server that it came from.
+    /// Sends an event, with the number of the server that it came from.
     pub(crate) fn heard(&self, server: u64, event: Event) {
         let _ = self.events.blocking_send(Event::Heard { server, event: Box::new(event) });
     }
@@ -283,7 +288,8 @@ impl ApiServer {
         let node = format!("/api/v1/nodes/{}", self.node_name);
         let deadline = REQUEST_DEADLINE;
         let wants_object = match request {
-            // which version of the Node it made; our hub, which is asked for no answer, does not say
+            // these answers show the version of the Node after the change; our hub sends no object, because
+            // it is not requested
             Request::Version
             | Request::Register(_)
             | Request::PatchStatus(_)
@@ -308,7 +314,7 @@ impl ApiServer {
             .with_smallest_answer(),
             Request::PatchLabels(body) => {
                 let mut request = HttpRequest::patch(node, MERGE_PATCH, json_bytes(body), deadline);
-                // the mirrored status goes to the same path, and its success says nothing about the labels
+                // the mirrored status has the same path, and its success says nothing about the labels
                 request.part = " (labels)";
                 request.with_smallest_answer()
             }
@@ -330,7 +336,7 @@ impl ApiServer {
     }
 }
 
-/// What pods ask for.
+/// The requests of pods.
 fn of_pods(ask: &PodAsk, deadline: Duration) -> HttpRequest {
     let namespaced = |namespace: &str, plural: &str| {
         format!("/api/v1/namespaces/{}/{plural}", api::percent_encoded(namespace))
@@ -369,41 +375,42 @@ fn of_pods(ask: &PodAsk, deadline: Duration) -> HttpRequest {
     }
 }
 
-/// How a renewal, the request that is sent most, is put.
+/// The form of a renewal, the most frequent request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// Its body is its time, as the server has offered to take it. The answer is the smallest.
+    /// Its body is its time alone, which the server has offered to accept. The answer is the smallest.
     TimeAlone,
-    /// It asks for a small answer.
+    /// It requests a small answer.
     Short,
-    /// It asks for nothing that a server, or a gateway before it, might not understand.
+    /// It has nothing that a server, or a gateway before it, might not understand.
     Plain,
 }
 
-/// Most misses that count: a server that takes no short form is offered one again after 255 renewals.
+/// Most misses that count: a server that refuses short forms is offered one again after 255 renewals.
 const MOST_MISSES: u32 = 8;
 
-/// Of renewals in a row without any answer one in so many is plain: what swallows the shorter forms must not silence a Lease, which
-/// lasts four periods.
+/// One in this many consecutive renewals without any answer is plain: a gateway that swallows the shorter
+/// forms must not silence a Lease, which lasts four periods.
 const PLAIN_OF_UNANSWERED: u32 = 3;
 
-/// In which form the next renewal goes. Whatever a server makes of a shorter one, it silences no Lease: after any renewal that was
-/// refused the next is plain, and after each shorter one that was, twice as many are. No answer is no verdict on a form, for then
-/// an outage would cost the news that only an answer to a shorter one brings.
+/// Decides the form of the next renewal. However a server treats a shorter form, it silences no Lease: after
+/// any refused renewal the next is plain, and each refused shorter one doubles the number of plain ones. A
+/// missing answer does not count against a form: otherwise an outage would suppress the news that only
+/// answers to shorter forms carry.
 #[derive(Default)]
 struct Forms(Mutex<Shortness>);
 
 #[derive(Default)]
 struct Shortness {
-    /// The number of the server that said what it is, and whether it is our hub.
+    /// The number of the server whose version is known, and whether it is our hub.
     known: Option<(u64, bool)>,
-    /// The number of the server that offered to take a time alone.
+    /// The number of the server that offered to accept a time alone.
     offered: Option<u64>,
-    /// Shorter renewals in a row that were not accepted.
+    /// Consecutive shorter renewals that were not accepted.
     misses: u32,
     /// Plain renewals to be accepted before a short one is tried.
     plain: u32,
-    /// Renewals in a row, in any form, that nobody answered.
+    /// Consecutive renewals, in any form, without an answer.
     unanswered: u32,
 }
 
@@ -425,7 +432,8 @@ impl Forms {
         !forms.is_plain_next() && forms.offered == Some(server)
     }
 
-    /// The request in its form, with the smallest answer that its server gives. Our hub understands one short header.
+    /// The request in its form, with the smallest answer that its server gives. Our hub understands one short
+    /// header.
     fn of_renewal(&self, server: u64, request: HttpRequest) -> (HttpRequest, Form) {
         let forms = lock(&self.0);
         if forms.is_plain_next() {
@@ -445,7 +453,8 @@ impl Forms {
         forms.unanswered = forms.unanswered.wrapping_add(1);
     }
 
-    /// `offers`: the answer offers to take a time alone. A server that refuses the type, such as an older hub, has to offer it again.
+    /// `offers`: the answer offers to accept a time alone. A server that refuses the type, such as an older
+    /// hub, has to offer it again.
     fn answered(&self, server: u64, form: Form, answer: &Answer, offers: bool) {
         let mut forms = lock(&self.0);
         forms.unanswered = 0;
@@ -470,16 +479,16 @@ fn json_bytes(body: &Value) -> Vec<u8> {
     serde_json::to_vec(body).expect("a JSON value can be written")
 }
 
-/// What came of a request.
+/// The outcome of a request.
 struct Sent {
     answer: Answer,
-    /// Somebody answered, so it says something about the request.
+    /// Whether the answer came from a server or gateway, so it says something about the request.
     is_judged: bool,
-    /// The latest change that concerns the node, if the answer names one.
+    /// The latest change that concerns the node, if the answer has it.
     latest: Option<u64>,
-    /// Ids of calls that wait for the node, if it tells of some.
+    /// Ids of calls that wait for the node, if the answer has some.
     calls: Vec<String>,
-    /// The answer offers to take a renewal as its time alone.
+    /// The answer offers to accept a renewal as its time alone.
     offers_time_alone: bool,
 }
 
@@ -556,7 +565,7 @@ mod tests {
         assert!(takes(0) && !takes(1));
         forms.learn(0, true);
         assert!(takes(0), "what it is says nothing about it");
-        // a renewal that was refused: one that any server understands comes next
+        // a refused renewal: the next has the form that any server understands
         forms.answered(0, Form::TimeAlone, &refused(500), false);
         assert!(!takes(0));
         forms.answered(0, Form::Plain, &Answer::Accepted(None), false);
@@ -581,7 +590,7 @@ mod tests {
                 form
             })
             .collect();
-        // whoever swallows the short form for ever lets every third renewal pass
+        // a gateway that swallows the short form for ever lets every third renewal pass
         use Form::{Plain, Short};
         assert_eq!(outage, [Short, Short, Plain, Short, Short, Plain, Short]);
         forms.answered(0, Short, &Answer::Accepted(None), false);
@@ -620,7 +629,7 @@ mod tests {
             );
             form
         };
-        // a gateway that takes no short form
+        // a gateway that refuses short forms
         let mut between = vec![0];
         for _ in 0..2000 {
             match renew(&|form| form == Form::Plain) {
@@ -629,13 +638,13 @@ mod tests {
             }
         }
         assert_eq!(between[..11], [0, 1, 3, 7, 15, 31, 63, 127, 255, 255, 255]);
-        // it is gone
+        // the gateway is gone
         while renew(&|_| true) == Form::Plain {}
         assert_eq!([renew(&|_| true), renew(&|_| false)], [Form::Short; 2]);
         // an outage: one plain renewal ends it
         assert_eq!([renew(&|_| false), renew(&|_| false), renew(&|_| true)], [Form::Plain; 3]);
         assert_eq!(renew(&|_| true), Form::Short);
-        // another server is not judged by the one before it
+        // the results of another server do not count for this one
         (0..3).for_each(|_| _ = renew(&|form| form == Form::Plain));
         forms.answered(0, Form::Short, &refused(400), false);
         forms.learn(1, true);

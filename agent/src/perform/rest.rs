@@ -1,8 +1,10 @@
-//! How a loop is brought to rest, so that the process may be replaced: not within something that others would find half done, and not
-//! while it waits for a disk that does not answer, which would hold up the process, with its heartbeat, for as long.
+//! Brings a loop to rest, so that the process may be replaced: not within work that the next run would find
+//! half done, and not while it waits for a disk that does not answer, which would delay the process, with its
+//! heartbeat, for as long.
 //!
-//! Always holds: a loop that rests has performed what it was ordered, and begins nothing of its own until it may go on; asking for rest
-//! waits for nothing. Leaves to others: how long a loop is waited for, and what follows when it does not come (`run`, core).
+//! Always holds: a loop that rests has performed its orders, and starts nothing of its own until it may work
+//! again; requesting rest never blocks. Leaves to others: how long to wait for a loop, and the consequence if
+//! it does not rest in time (`run`, core).
 
 use super::lock;
 use std::sync::{Condvar, Mutex};
@@ -29,9 +31,10 @@ enum Wanted {
 }
 
 impl Rest {
-    // ------------------------------------------------------------------------------------------ the loop's side
+    // ------------------------------------------------------------------------------------------ the loop's
+    // side
 
-    /// Waits for an order by `wait`, which is rest.
+    /// Waits for an order by `wait`; the loop counts as resting meanwhile.
     pub(crate) fn during<T>(&self, wait: impl FnOnce() -> T) -> T {
         lock(&self.state).rests = true;
         let waited = wait();
@@ -39,7 +42,7 @@ impl Rest {
         waited
     }
 
-    /// Rests for as long as that is wanted. False: the loop is to end.
+    /// Rests for as long as rest is wanted. False if the loop is to end.
     pub(crate) fn work_is_wanted(&self) -> bool {
         let mut state = lock(&self.state);
         state.rests = true;
@@ -50,14 +53,15 @@ impl Rest {
         !state.rests
     }
 
-    // ------------------------------------------------------------------------------------------ the main loop's side
+    // ------------------------------------------------------------------------------------------ the main
+    // loop's side
 
     fn want(&self, wanted: Wanted) {
         lock(&self.state).wanted = wanted;
         self.changed.notify_all();
     }
 
-    /// The loop comes to rest when it has done what it is at.
+    /// The loop will rest when it has finished its present work.
     pub(crate) fn begin(&self) {
         self.want(Wanted::Rest);
     }
@@ -66,12 +70,12 @@ impl Rest {
         lock(&self.state).rests
     }
 
-    /// The loop goes on.
+    /// The loop works again.
     pub(crate) fn go_on(&self) {
         self.want(Wanted::Work);
     }
 
-    /// The loop ends when it rests.
+    /// The loop will end when it rests.
     pub(crate) fn end(&self) {
         self.want(Wanted::End);
     }

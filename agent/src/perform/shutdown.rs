@@ -1,9 +1,10 @@
-//! The machine's shutdown: a thread that holds it up until pods have ended, by logind's delay.
+//! The machine's shutdown: a thread that delays it until pods have ended, by logind's delay.
 //!
-//! Always holds: a delay is taken before the first shutdown is awaited, again after one that was cancelled, and given up when core says
-//! so; it ends with this process, too, and logind waits no longer than it is configured to. Without logind the machine stops as it
-//! would without this, which is logged once, and looked at again; a shutdown that began or was cancelled meanwhile is noticed then. No
-//! watchdog waits for this thread. Leaves to others: which pods end when (core).
+//! Always holds: a delay is taken before the first shutdown is awaited, again after a cancelled one, and
+//! released when core says so; it ends with this process, too, and logind waits no longer than it is
+//! configured to. Without logind the machine stops without waiting, which is logged once, and checked again;
+//! a shutdown that began or was cancelled meanwhile is noticed then. No watchdog waits for this thread.
+//! Leaves to others: which pods end when (core).
 
 use super::lock;
 use kedge_core::Event;
@@ -20,30 +21,30 @@ const STACK_BYTES: usize = 64 * 1024;
 /// Before a bus that is gone, or was never there, is tried again; doubled up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// How often logind is asked whether it has read its configuration again, and how long between.
+/// How often to check whether logind has read its configuration again, and the time in between.
 const LOOKS: u32 = 10;
 const LOOK: Duration = Duration::from_millis(200);
-/// Beside what pods have: what the last statuses take.
+/// Time for the last statuses, in addition to the pods' time.
 const SPARE: Duration = Duration::from_secs(5);
 
-/// Where the parts of the machine are.
+/// The places of the machine's parts.
 #[derive(Debug, Clone)]
 pub(crate) struct Places {
     /// The socket of the system's message bus.
     pub(crate) bus: PathBuf,
-    /// Where logind reads the longest delay that it waits for; forgotten with the next boot.
+    /// The file from which logind reads its longest delay; lost with the next boot.
     pub(crate) drop_in: PathBuf,
 }
 
-/// A shutdown that is held up.
+/// A delay of the machine's shutdown.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shutdown(Arc<Mutex<Option<Delay>>>);
 
 impl Shutdown {
-    /// Holds up the machine's shutdown for as long as pods have together.
+    /// Delays the machine's shutdown for as long as pods have together.
     ///
     /// # Errors
-    /// There is no thread for it.
+    /// The system gave no thread for it.
     pub(crate) fn start(places: Places, grace: Duration, events: Sender<Event>) -> io::Result<Self> {
         let shutdown = Self::default();
         let own = shutdown.clone();
@@ -52,7 +53,7 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// The machine may stop.
+    /// Lets the machine stop.
     pub(crate) fn let_go(&self) {
         drop(lock(&self.0).take());
     }
@@ -94,7 +95,7 @@ impl Shutdown {
     ) -> io::Result<std::convert::Infallible> {
         let mut logind = Logind::connect(&places.bus)?;
         let mut is_stopping = logind.is_stopping()?;
-        // pods that were ended go on, and none begins on a machine that stops
+        // after a cancelled shutdown pods run again, and none starts on a machine that stops
         tell(is_stopping);
         if !is_stopping {
             see_to_limit(&mut logind, places, needed)?;
@@ -111,7 +112,7 @@ impl Shutdown {
     }
 }
 
-/// logind waits five seconds by default.
+/// Raises logind's limit, which is five seconds by default.
 fn see_to_limit(logind: &mut Logind, places: &Places, needed: Duration) -> io::Result<()> {
     if logind.longest_delay()? >= needed {
         return Ok(());

@@ -1,10 +1,11 @@
-//! The files of static pods, as `staticPodPath` names them: a directory, or one file.
+//! The files of static pods, at `staticPodPath`: a directory, or one file.
 //!
-//! Always holds: what is read is what upstream's kubelet reads, every file of the directory whose name does not begin with a dot, and
-//! nothing below other directories; what is not there is empty, and what cannot be read is unknown. Bounded in files and bytes;
-//! nothing but regular files is opened. A pushed configuration names the place, which may be on a network or a stick: a look that
-//! hangs there holds up nothing else, least of all the records by which that configuration is replaced. Leaves to others: when it is
-//! read, that an answer does not come, and what the files mean (core).
+//! Always holds: it reads the same files as upstream's kubelet, every file of the directory whose name does
+//! not begin with a dot, and nothing below other directories; a missing directory is empty, and an unreadable
+//! one is unknown. Bounded in files and bytes; only regular files are opened. A pushed configuration sets the
+//! place, which may be on a network mount or a removable disk: a look that hangs there delays nothing else,
+//! least of all the records that replace that configuration. Leaves to others: when to look, what to do
+//! without an answer, and the meaning of the files (core).
 
 use super::{has_finished, spawn};
 use crate::errors::chain;
@@ -23,19 +24,19 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::mpsc::Sender as EventSender;
 
-/// Most files: a node has hundreds of pods at most, and each look reads all of them.
+/// Most files: a node has hundreds of pods at most, and each look reads all of the files.
 const MOST_FILES: usize = 1000;
-/// Most bytes of all together: as many as of pods that the API server shows.
+/// Most bytes of all files together: the same as for the pods that the API server shows.
 const MOST_BYTES: usize = 16 * 1024 * 1024;
 
-/// The loop that looks, on a thread of its own.
+/// The loop that reads them, on a thread of its own.
 pub(crate) struct StaticFilesLoop {
     looks: SyncSender<PathBuf>,
     thread: JoinHandle<()>,
 }
 
 impl StaticFilesLoop {
-    /// Starts it; it waits for orders.
+    /// Starts the loop; it waits for orders.
     pub(crate) fn start(events: EventSender<Event>, faults: Faults) -> io::Result<Self> {
         let (looks, paths) = sync_channel::<PathBuf>(1);
         let thread = spawn("static-pods", move || {
@@ -48,12 +49,12 @@ impl StaticFilesLoop {
         Ok(Self { looks, thread })
     }
 
-    /// Core asks for another look only after the answer to the one before, so there is room.
+    /// Orders a look. Core requests another one only after the answer to the one before, so there is room.
     pub(crate) fn look(&self, path: String) {
         let _ = self.looks.try_send(path.into());
     }
 
-    /// Ends it after the look under way. False: it has not ended by then.
+    /// Ends the loop after the present look. False if it has not ended by then.
     pub(crate) fn end(self, by: Instant) -> bool {
         drop(self.looks);
         has_finished(&self.thread, by)
@@ -63,15 +64,15 @@ impl StaticFilesLoop {
 /// One look after another.
 #[derive(Default)]
 struct StaticFiles {
-    /// What the last look found.
+    /// The result of the last look.
     last: Option<Seen>,
 }
 
-/// By path, the digest of the content, or why the file cannot be used.
+/// By path, the digest of the content, or why the file is unusable.
 type Seen = Result<Vec<(String, Result<BlobDigest, String>)>, String>;
 
 impl StaticFiles {
-    /// Reads all files; returns no event for what has not changed since the last look.
+    /// Reads all files; the event leaves out the contents that have not changed since the last look.
     fn look(&mut self, path: &Path) -> PodEvent {
         let files = read(path);
         let seen = files.as_ref().map(|files| files.iter().map(digest).collect()).map_err(String::clone);
@@ -110,7 +111,7 @@ fn read(path: &Path) -> Result<Vec<StaticFile>, String> {
     Ok(files)
 }
 
-/// One more than allowed shows that there are too many.
+/// Returns one more than allowed if there are too many.
 fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -126,7 +127,7 @@ fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// None: a directory, or gone meanwhile.
+/// `None` for a directory, or a file that is gone meanwhile.
 fn read_one(path: &Path) -> Option<StaticFile> {
     if fs::metadata(path).is_ok_and(|found| found.is_dir()) {
         return None;

@@ -1,8 +1,10 @@
-//! The watches of the own Node, of the assigned ConfigMap and of pods: rounds as core orders them, what they bring, and how they end.
+//! The watches of the own Node, of the assigned ConfigMap and of pods: performs the rounds that core orders,
+//! and reports their events and their end.
 //!
-//! Always holds: one round at a time for each object, the latest order counts and ends the round before; a round asks the
-//! server it was ordered for, or none, and everything it brings carries that server's number. Leaves to others:
-//! what is watched, from where, and when the next round begins (core), the bytes of a watch (`net::watch`).
+//! Always holds: one round at a time for each object, the latest order counts and ends the round before; a
+//! round contacts the server it was ordered for, or none, and all its events carry that server's number.
+//! Leaves to others: which objects to watch, from where, and when the next round begins (core), the bytes of
+//! a watch (`net::watch`).
 
 use super::lock;
 use super::requests::{ApiServer, REQUEST_DEADLINE};
@@ -25,7 +27,7 @@ const KUBECONFIG_PAUSE: Duration = Duration::from_secs(5);
 /// Largest ConfigMap read: Kubernetes' own limit of 1 MiB for its data, with room for metadata and escapes.
 const CONFIG_MAP_BYTES: usize = 3 * 1024 * 1024;
 
-/// A watch that ends in good order within this time and brought nothing was not worth opening: worth a line in the log.
+/// A watch that ends in good order within this time and had no events was not worth opening, which is logged.
 const ENDED_AT_ONCE: Duration = Duration::from_secs(5);
 
 /// A round to perform.
@@ -46,7 +48,7 @@ pub(crate) struct LatestRound {
 
 #[derive(Default)]
 struct RoundState {
-    /// Ordered, and not taken up yet.
+    /// Ordered, and not started yet.
     next: Option<Round>,
     /// Counts the orders.
     change: u64,
@@ -65,7 +67,7 @@ impl LatestRound {
         self.changed.notify_all();
     }
 
-    /// Waits for an order; gives it with its number.
+    /// Waits for an order; returns it with its number.
     fn next(&self) -> (u64, Round) {
         give_back_stack();
         let mut state = lock(&self.state);
@@ -77,7 +79,7 @@ impl LatestRound {
         }
     }
 
-    /// From now on a later order ends what `cancel` ends. False: a later order has come already.
+    /// From now on a later order ends the round by `cancel`. False if a later order has arrived already.
     fn begin(&self, change: u64, cancel: Cancel) -> bool {
         let mut state = lock(&self.state);
         let is_latest = state.change == change;
@@ -85,7 +87,7 @@ impl LatestRound {
         is_latest
     }
 
-    /// The round is over. True: no later order came, so its end counts.
+    /// Marks the round's end. True if no later order arrived, so that its end counts.
     fn end(&self, change: u64) -> bool {
         let mut state = lock(&self.state);
         state.cancel = None;
@@ -107,10 +109,10 @@ impl ApiServer {
             let (change, round) = rounds.next();
             token.busy();
             self.faults.point(name);
-            // a later order cancels for ever, so a stream serves until then
+            // a later order cancels for good, so a client serves until then
             let client = kept.take().unwrap_or_else(|| self.client(name, token));
             if watched.replace(round.of.clone()) != Some(round.of.clone()) {
-                // another object: how the one before fared is no news any more
+                // another object: the outcomes of the one before are stale
                 client.api().outcomes().forget(client.name());
             }
             if !rounds.begin(change, client.cancel_handle()) {
@@ -127,7 +129,7 @@ impl ApiServer {
             let end = listener.perform(&round.order);
             if rounds.end(change) {
                 let (watched, number) = (round.of.watched(), round.order.round);
-                // the stream that notices another server first makes it known
+                // the first stream that notices another server announces it
                 let server = client.api().server().max(round.server);
                 self.heard(server, Event::WatchEnded { watched, round: number, end });
                 kept = Some(client).filter(|_| !round.order.lists_only);
@@ -153,12 +155,12 @@ impl ApiServer {
     }
 }
 
-/// What is listed and watched.
+/// The collection that is listed and watched.
 struct Target<'a> {
     of: &'a Collection,
     path: String,
     params: String,
-    /// Of its objects: items of a list lack them.
+    /// Kind of its objects: items of a list lack it.
     kind: &'static str,
 }
 
@@ -166,7 +168,8 @@ impl<'a> Target<'a> {
     fn of(node_name: &str, of: &'a Collection) -> Self {
         let named = |name: &str| format!("fieldSelector=metadata.name%3D{}", api::percent_encoded(name));
         let (path, params, kind) = match of {
-            // our hub then keeps our own reports to itself: 2 kB each five minutes; other servers ignore the parameter
+            // our hub then keeps our own reports to itself: 2 kB each five minutes; other servers ignore the
+            // parameter
             Collection::Node => {
                 ("/api/v1/nodes".to_owned(), format!("{}&omitHeartbeats=true", named(node_name)), "Node")
             }
@@ -182,7 +185,8 @@ impl<'a> Target<'a> {
         Self { of, path, params, kind }
     }
 
-    /// Why this is no item of a list of these. A list that has such a one does not say what else there is not.
+    /// Why this is not an item of such a list. A list with a wrong item cannot show which objects do not
+    /// exist.
     fn stranger(&self, item: &Value) -> Option<String> {
         if let Some(kind) = item.get("kind").filter(|kind| *kind != self.kind && *kind != api::METADATA_KIND)
         {
@@ -199,7 +203,7 @@ impl<'a> Target<'a> {
         self.listing(Listing::Objects(objects))
     }
 
-    /// A Node that is shown by its metadata alone says so, and is handed on as that.
+    /// A Node that is shown by its metadata alone is marked so, and passed on as such.
     fn changed(&self, mut object: Value, is_deleted: bool) -> Event {
         if *self.of != Collection::Node || object["kind"] != api::METADATA_KIND {
             self.complete(&mut object);
@@ -207,7 +211,8 @@ impl<'a> Target<'a> {
         Event::Changed { of: self.of.clone(), object, is_deleted }
     }
 
-    /// Adds what a list leaves out, because a checkpoint is a whole object. Core judges anything but an object.
+    /// Adds the fields that a list leaves out, because a checkpoint is a whole object. Core checks anything
+    /// but an object.
     fn complete(&self, object: &mut Value) {
         if let Some(fields) = object.as_object_mut() {
             fields.insert("apiVersion".into(), "v1".into());
@@ -226,14 +231,14 @@ struct Listener<'a> {
     client: &'a Client,
     token: &'a Progress,
     target: Target<'a>,
-    /// Of the server it was ordered for.
+    /// Number of the server it was ordered for.
     number: u64,
-    /// No later order has come.
+    /// Whether no later order has arrived.
     is_wanted: &'a dyn Fn() -> bool,
 }
 
 impl Listener<'_> {
-    /// Lists, if that is ordered, and watches until the end.
+    /// Lists, if ordered, and watches until the end.
     fn perform(&self, order: &WatchOrder) -> WatchEnd {
         let from = match &order.after {
             Some(version) => version.clone(),
@@ -256,7 +261,7 @@ impl Listener<'_> {
         self.send(Event::WatchPosition { watched: self.target.of.watched(), round, version, is_change });
     }
 
-    /// News of the server that the round was ordered for, and only while the round is wanted.
+    /// Sends events of the server that the round was ordered for, and only while the round is wanted.
     fn send(&self, event: Event) {
         if (self.is_wanted)() {
             self.server.heard(self.number, event);
@@ -276,7 +281,8 @@ impl Listener<'_> {
         WatchEnd { resume, failure: Some((failure, with_advice(&error))), ..WatchEnd::default() }
     }
 
-    /// What a list shows, and the version from which a watch goes on. A held version is compared by its metadata first.
+    /// The result of a list, and the version from which to watch. A held version is compared by its metadata
+    /// first.
     fn list(&self, order: &WatchOrder) -> Result<(Event, String), NetError> {
         let (path, params) = (self.target.path.as_str(), self.target.params.as_str());
         if let Some(held) = &order.held {
@@ -293,7 +299,7 @@ impl Listener<'_> {
                     }
                     _ => {}
                 },
-                // a server without this form gives the other
+                // a server without this form sends the other
                 Err(error) if error.status() == Some(406) => {}
                 Err(error) => return Err(error),
             }
@@ -332,7 +338,8 @@ impl Listener<'_> {
             self.token.busy();
             self.server.faults.point(self.client.name());
             if self.client.api().refresh() != loaded {
-                // The kubeconfig changed, and the other streams use it already. Bookmarks bring us here every minute.
+                // The kubeconfig changed, and the other streams use it already. Bookmarks bring us here every
+                // minute.
                 return ControlFlow::Break(());
             }
             let is_change =
@@ -378,7 +385,8 @@ impl Listener<'_> {
             }
             watch::WatchEnd::Ended { resume } => WatchEnd { resume, ..WatchEnd::default() },
             watch::WatchEnd::Failed { error, resume } => self.failed(error, resume),
-            // versions of one server mean nothing to another, and behind one URL there may be another now
+            // versions of one server mean nothing to another, and another server may be behind the same URL
+            // now
             watch::WatchEnd::Stopped { .. } | watch::WatchEnd::Expired | watch::WatchEnd::Cancelled => {
                 WatchEnd::default()
             }
@@ -387,8 +395,9 @@ impl Listener<'_> {
     }
 }
 
-/// Whether a watch that was to begin after `from` brought something new with this version. What it began with again is not: a server
-/// that shows the object as it is, and ends each watch, would be asked each second for ever.
+/// Whether this version from a watch that began after `from` is a later one. The object with which it began
+/// again is not: otherwise the agent would contact a server that shows the present object, and then ends each
+/// watch, every second for ever.
 fn is_later(version: &str, from: &str) -> bool {
     match (version.parse::<u64>(), from.parse::<u64>()) {
         (Ok(version), Ok(from)) => version > from,
@@ -396,7 +405,8 @@ fn is_later(version: &str, from: &str) -> bool {
     }
 }
 
-/// The error, and what is missing where the server lacks a rule for this node: one that allows `get` alone does not suffice.
+/// The error, and the missing right where the server lacks a rule for this node: one that allows `get` alone
+/// does not suffice.
 fn with_advice(error: &NetError) -> String {
     match error.status() {
         Some(403) => format!("{error}; on Kubernetes a role must allow list and watch: docs/kubernetes.md"),
@@ -404,7 +414,7 @@ fn with_advice(error: &NetError) -> String {
     }
 }
 
-/// Which version of an object this is.
+/// The version of an object.
 fn version_of(object: &Value) -> Option<ObjectVersion> {
     Some((object["metadata"]["uid"].as_str()?.to_owned(), resource_version_of(object)?))
 }
@@ -446,7 +456,7 @@ mod tests {
         };
         assert_eq!(shown(&Collection::Node), api::METADATA_KIND);
         assert_eq!(shown(&Collection::Pods), "Pod");
-        // a list shows whole objects: what says otherwise would be listed again for ever
+        // a list has whole objects: an item that claims otherwise would be listed again for ever
         let node = Collection::Node;
         let Event::Listed { listing: Listing::Objects(objects), .. } =
             Target::of("edge-1", &node).listed(vec![json!({"kind": api::METADATA_KIND})])

@@ -1,7 +1,7 @@
-//! `kedge slot status`, and what an update looks at before it writes.
+//! `kedge slot status`, and the facts that an update checks before it writes.
 //!
-//! Always holds: nothing is changed; what cannot be seen is not there, so it admits no update. Decides nothing:
-//! `kedge_core::slot::admission` does.
+//! Always holds: nothing is changed; a fact that cannot be seen counts as false, so it admits no update.
+//! Decides nothing: `kedge_core::slot::admission` does.
 
 use super::{COUNTING, read};
 use crate::cli::{self, CommandError};
@@ -17,7 +17,7 @@ use std::path::Path;
 /// systemd-boot sets it at every boot.
 const LOADER: &str = "firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 
-/// `kedge slot status`: prints what runs, and the boot loader's list.
+/// `kedge slot status`: prints the running slot, and the boot loader's list.
 ///
 /// # Errors
 /// This machine runs no disk image, so there is nothing to show.
@@ -32,7 +32,7 @@ pub fn status() -> Result<(), CommandError> {
     Ok(())
 }
 
-/// What the Node shows of the image; only for a node that runs one.
+/// The image's part of the Node; only for a node that runs one.
 pub(crate) fn image() -> ImageState {
     image_on(&Roots::default(), Path::new(EFI), Path::new("/"))
 }
@@ -42,7 +42,7 @@ fn image_on(roots: &Roots, efi: &Path, root: &Path) -> ImageState {
     let unreadable = || LinuxSlots::new(roots, efi).entries().err().filter(|_| found.entries.is_empty());
     match found.image() {
         ImageState::NotAsked => ImageState::NotAsked,
-        // no entry at all is not what a boot loader started this by
+        // a boot loader started this from an entry, so an empty list is wrong
         state => {
             unreadable().map_or(state, |error| ImageState::Unknown(format!("{}: {error}", efi.display())))
         }

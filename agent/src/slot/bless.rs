@@ -1,10 +1,11 @@
 //! `kedge slot bless`, for `systemd-bless-boot.service`: this boot is good, and its slot gets its tries back.
 //!
-//! Always holds: a healthy node keeps its slot. A kernel that meets an error in the EFI partition makes it read-only, while the firmware
-//! goes on counting: five boots later the node would be left for an older image. So the partition is made writable again, then
-//! repaired; and if nothing helps, the firmware asks the boot loader for this slot once more, whatever the counts. Each good boot
-//! does that again; a slot that rots uses up the one start, and then the counts hold.
-//! Leaves to others: when a boot is good (`health`), and what changes on the partition (`kedge_core::slot::list`).
+//! Always holds: a healthy node keeps its slot. A kernel that meets an error in the EFI partition makes it
+//! read-only, while the firmware keeps counting: five boots later the node would fall back to an older image.
+//! So the partition is made writable again, then repaired; and if nothing helps, the firmware is set to boot
+//! this slot once more, whatever the counts. Each good boot does that again; a failing slot uses up that one
+//! start, and then the counts decide. Leaves to others: when a boot is good (`health`), and what changes on
+//! the partition (`kedge_core::slot::list`).
 
 use super::{LOCK, read, say, steps};
 use crate::cli::CommandError;
@@ -15,10 +16,10 @@ use kedge_platform::slots::{Cure, Slots};
 use std::io;
 use std::path::Path;
 
-/// What is tried, in this order.
+/// The remedies, in the order in which they are tried.
 const CURES: [Option<Cure>; 3] = [None, Some(Cure::Remount), Some(Cure::Repair)];
 
-/// Calls the slot that runs good.
+/// Marks the running slot as good.
 ///
 /// # Errors
 /// The slot did not get its tries back; the text says whether it will be started all the same.
@@ -70,7 +71,8 @@ fn give_tries<S: Slots>(slots: &S, slot: &str) -> Result<(), String> {
     steps::perform(slots, &list::blessing(&entries, slot)?, &mut io::empty())
 }
 
-/// It would go before an update that is written later, which tries again if it is still there.
+/// Clears the one-time boot entry: left set, it would boot before an update that is written later. An update
+/// clears it too.
 fn forget_one_start<S: Slots>(slots: &S) {
     if slots.has_one_start()
         && let Err(error) = slots.set_one_start("")
@@ -88,7 +90,7 @@ pub(super) mod tests {
     const SEEDS: u64 = 8;
     const BLESSED: &str = "kedge-a+5.conf kedge-b.conf";
     const GOOD: &str = "title A\noptions root=PARTLABEL=root-a quiet kedge.slot=good\n";
-    /// Entries that a good boot finds.
+    /// Boot entries at the time of a good boot.
     const FOUND: [(&str, &str); 4] = [
         (
             "kedge-a+2-1.conf",
@@ -125,7 +127,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The wrong disks after a cut at each operation of a blessing.
+    /// The disks in a wrong state after a cut at each operation of a blessing.
     fn cuts(sabotage: fn(&FakeDisk)) -> Vec<String> {
         let mut wrong = Vec::new();
         for entry in FOUND {
@@ -146,7 +148,7 @@ pub(super) mod tests {
                 let is_whole = |text: &str| {
                     text.contains("\noptions root=PARTLABEL=root-a quiet") && text.ends_with('\n')
                 };
-                // the boot loader skips an empty one
+                // the boot loader skips an empty entry
                 let mut left = own.iter().filter(|(_, text)| !text.is_empty()).peekable();
                 if left.peek().is_none() || !left.all(|(_, text)| is_whole(text)) {
                     wrong.push(format!("{}: cut {cut}, {loss:?}: {own:?}", entry.0));

@@ -1,7 +1,8 @@
-//! The life of a disk with two slots, cut at every operation: updates, blessings, and the boot loader, which renames what it counts.
+//! The life of a disk with two slots, cut at every operation: updates, blessings, and the boot loader, which
+//! renames the entries that it counts.
 //!
-//! Always holds: the boot loader finds an entry, and what that starts is whole, to the last byte; also when the power goes a second time
-//! while it counts.
+//! Always holds: the boot loader finds an entry, and its kernel and root are whole, to the last byte; also
+//! when the power goes a second time while it counts.
 
 use super::bless::tests::bless_it;
 use super::signature::Keys;
@@ -44,7 +45,7 @@ fn counts(name: &str) -> Option<(u32, u32)> {
     Some((left.parse().ok()?, done.parse().ok()?))
 }
 
-/// Of the entries that name something to start: those with tries before the others, then the highest version.
+/// The best of the entries whose files exist: those with tries before the others, then the highest version.
 fn started(slots: &FakeSlots) -> Option<Started> {
     let entries = slots.entries().ok()?.into_iter();
     let whole = entries.filter(|(_, text)| text.contains("\noptions root="));
@@ -57,7 +58,8 @@ fn started(slots: &FakeSlots) -> Option<Started> {
     Some(Started { slot, counted: counts(&name), name })
 }
 
-/// The boot loader's part of a boot: an entry that is counted gets its next name, and the firmware writes all that it has.
+/// The boot loader's part of a boot: a counted entry gets its next name, and the firmware writes everything
+/// back.
 fn load(slots: &FakeSlots) -> Option<Started> {
     let mut started = started(slots)?;
     if let Some((left @ 1.., done)) = started.counted {
@@ -69,7 +71,7 @@ fn load(slots: &FakeSlots) -> Option<Started> {
     Some(started)
 }
 
-/// Whether a slot holds what was flashed, or what was written, and no mixture.
+/// Whether a slot has the flashed content, or the written one, and no mixture.
 fn is_whole(slots: &FakeSlots, slot: &str) -> bool {
     let places = PLACES.map(|place| match slot {
         "a" => place.replace("/b/", "/a/").replace("vda3", "vda2"),
@@ -100,7 +102,7 @@ fn update(slots: &FakeSlots, running: &Started) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-/// A boot that is good, and perhaps an update in it. None: the power went.
+/// A good boot, and perhaps an update in it. `None` if the power went.
 fn boot(slots: &FakeSlots, updates: bool) -> Option<Started> {
     let running = load(slots)?;
     if running.counted.is_some() {
@@ -112,7 +114,7 @@ fn boot(slots: &FakeSlots, updates: bool) -> Option<Started> {
     Some(running)
 }
 
-/// Two updates, each followed by two boots. None: the power went.
+/// Two updates, each followed by two boots. `None` if the power went.
 fn life(slots: &FakeSlots) -> Option<()> {
     for (slot, updates) in [("a", true), ("b", false), ("b", true), ("a", false), ("a", false)] {
         let running = boot(slots, updates)?;
@@ -137,7 +139,8 @@ fn lives_with_one_entry_that_is_never_renamed() {
     assert_eq!(super::tests::list(&slots.disk), "kedge-a+5.conf kedge-b.conf");
 }
 
-/// The boot loader's list as a release left it after an update that is being tried: the next program blesses it and updates over it.
+/// The boot loader's list as a release left it after an update that is being tried: the next program blesses
+/// it and updates over it.
 #[test]
 fn list_of_each_release_is_gone_on_with() {
     for release in ["0.1.0"] {
@@ -191,7 +194,7 @@ fn cut_anywhere_in_a_life_leaves_a_slot_that_starts() {
     }
 }
 
-/// The boot loader goes first after a cut, and the power may go again at once.
+/// After a cut the boot loader runs first, and the power may go again at once.
 fn cut_while_counting(slots: &FakeSlots, at: &str) {
     if started(slots).is_some_and(|started| started.counted.is_none()) {
         return;

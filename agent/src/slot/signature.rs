@@ -1,9 +1,10 @@
 //! Whether an update comes from somebody who may make updates for this image: the signature in its manifest.
 //!
-//! Always holds: an image that was built with keys takes no update without a signature of one of them, and one whose keys cannot be read
-//! takes none; an image without keys asks for none. The signature covers all of the manifest before it, and so, by their digests, all
-//! that is written; nothing may follow it. Of the manifest nothing is parsed before.
-//! Leaves to others: what the manifest says (`kedge_core::slot::admission`), and whether the content is what it says (`steps`).
+//! Always holds: an image that was built with keys accepts no update without a signature of one of them, and
+//! one with unreadable keys accepts no update at all; an image without keys requires no signature. The
+//! signature covers all of the manifest before it, and so, by their digests, everything that is written;
+//! nothing may follow it. The manifest is not parsed before the check. Leaves to others: the meaning of the
+//! manifest (`kedge_core::slot::admission`), and whether the content matches it (`steps`).
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -16,9 +17,9 @@ use std::path::Path;
 const FOLDER: &str = "kedge-image/update-keys";
 /// A key in PEM has 113 bytes.
 const KEY_BYTES: usize = 4096;
-/// One that is used, one that follows it, and a few for separate teams.
+/// The key in use, one that will replace it, and a few for separate teams.
 const KEYS: usize = 8;
-/// What an Ed25519 key begins with as a SubjectPublicKeyInfo in DER (RFC 8410); 32 bytes follow.
+/// The begin of an Ed25519 key as a SubjectPublicKeyInfo in DER (RFC 8410); 32 bytes follow.
 const DER: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 /// The manifest's last line.
 const LINE: &str = "signature ";
@@ -28,7 +29,7 @@ const LINE: &str = "signature ";
 pub(super) struct Keys(Vec<(String, Vec<u8>)>);
 
 impl Keys {
-    /// Those of the image that runs; none if it was built without.
+    /// Those of the running image; none if it was built without.
     pub(super) fn read(roots: &Roots) -> Result<Self, String> {
         let folder = roots.usr_lib.join(FOLDER);
         let files = linux::files(&folder);
@@ -55,10 +56,10 @@ impl Keys {
         listing.entries.into_iter().map(key).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The name of the key by which the manifest is signed; none if none is asked for.
+    /// The name of the key that signed the manifest; `None` if no signature is required.
     ///
     /// # Errors
-    /// Why the update is not taken.
+    /// Why the update is refused.
     pub(super) fn verify(&self, manifest: &[u8]) -> Result<Option<&str>, String> {
         if self.0.is_empty() {
             return Ok(None);
@@ -75,7 +76,7 @@ impl Keys {
     }
 }
 
-/// What is signed, and the signature: the last line, behind which there are newlines only.
+/// The signed part, and the signature: the last line, followed by newlines only.
 fn split(manifest: &[u8]) -> Option<(&[u8], Vec<u8>)> {
     let text = std::str::from_utf8(manifest).ok()?.trim_end_matches('\n');
     let (begin, last) = text.rsplit_once('\n')?;
@@ -99,7 +100,8 @@ mod tests {
     use kedge_rig::Scratch;
     use ring::signature::{Ed25519KeyPair, KeyPair};
 
-    /// Of `openssl genpkey -algorithm ed25519`, and what `openssl pkeyutl -sign -rawin` made of [`SIGNED`] with it.
+    /// Made by `openssl genpkey -algorithm ed25519`, and the signature of [`SIGNED`] by `openssl pkeyutl
+    /// -sign -rawin` with it.
     const KEY: &str = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAhnLSVcIEYF/1dqEeaFE09igBAZ40uGWXtWpUNcDu1cI=\n-----END PUBLIC KEY-----\n";
     const SIGNED: &str = "kedge-update 1\nboard toaster\n";
     const SIGNATURE: &str =

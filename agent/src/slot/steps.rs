@@ -1,14 +1,16 @@
 //! Performs the steps of an update and of a blessing, in their order, until one fails.
 //!
-//! Always holds: nothing is done but the steps. A member of an update has arrived when its digest is that of the disk.
-//! Leaves to others: the order (`kedge_core::slot::list`), and what a failed step means (`update`, `bless`).
+//! Always holds: it performs the steps and nothing else. A member of an update counts as written when the
+//! disk's content has its digest. Leaves to others: the order (`kedge_core::slot::list`), and the
+//! consequences of a failed step (`update`, `bless`).
 
 use kedge_core::slot::list::{Part, Place, Step};
 use kedge_platform::slots::{LIST, Slots};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Where a new entry is written before it gets its name. Who can make it can write the partition.
+/// Where a new entry is written before it gets its name. A process that can create this file can write the
+/// partition.
 pub(super) const NEW: &str = "kedge/entry.new";
 /// How much of an update is held in memory.
 const CHUNK: u64 = 1 << 20;
@@ -16,7 +18,7 @@ const CHUNK: u64 = 1 << 20;
 /// Performs all steps, with the update that they copy from.
 ///
 /// # Errors
-/// What was tried in the step that failed, for people; the steps after it were not begun.
+/// The action of the failed step, for people; the steps after it were not begun.
 pub(super) fn perform<S: Slots>(slots: &S, steps: &[Step], update: &mut impl Read) -> Result<(), String> {
     steps.iter().try_for_each(|step| one(slots, step, update))
 }

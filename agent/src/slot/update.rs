@@ -1,8 +1,9 @@
-//! `kedge slot update`: writes an update into the slot that does not run, and has the boot loader try it.
+//! `kedge slot update`: writes an update into the slot that does not run, and makes the boot loader try it.
 //!
-//! Always holds: a power cut at any moment leaves a machine that boots what it booted before; what is refused by the manifest, its
-//! signature, or for want of room, has changed nothing. One update or blessing at a time.
-//! Leaves to others: whether and where (`kedge_core::slot::admission`), in which order (`list`), the writing itself (`steps`).
+//! Always holds: a power cut at any moment leaves a machine that boots the same slot as before; a refusal
+//! because of the manifest, its signature, or a lack of room has changed nothing. One update or blessing at a
+//! time. Leaves to others: whether and where (`kedge_core::slot::admission`), in which order (`list`), the
+//! writing itself (`steps`).
 
 use super::admission::facts;
 use super::signature::Keys;
@@ -71,8 +72,9 @@ fn open(file: &str) -> io::Result<(Box<dyn Read>, Option<u64>)> {
     Ok((Box::new(file), metadata.is_file().then_some(metadata.len())))
 }
 
-/// Writes what is admitted, and returns what to say then. What works here must work there; it is asked before the writing and after it,
-/// because writing the root may keep the disk too busy for a heartbeat.
+/// Writes an admitted update, and returns the text to print then. The functions that work in this image must
+/// work in the update; they are checked before the writing and after it, because writing the root may keep
+/// the disk too busy for a heartbeat.
 pub(super) fn write<S: Slots>(
     slots: &S,
     facts: &Facts,
@@ -111,8 +113,8 @@ pub(super) fn write<S: Slots>(
     ))
 }
 
-/// Finds out whether the EFI partition can be written, before anything on it is removed. And takes back what a boot asked for that could
-/// not be called good: it would go before the update.
+/// Checks that the EFI partition can be written, before anything on it is removed. Also clears the one-time
+/// boot entry of a slot that could not be blessed: it would boot before the update.
 fn make_ready<S: Slots>(slots: &S, running: &str) -> Result<(), CommandError> {
     let cure = "systemctl restart systemd-bless-boot repairs it if that is possible";
     slots
@@ -186,7 +188,8 @@ pub(super) mod tests {
         done.map_err(|error| error.to_string())
     }
 
-    /// What a boot loader would find is whole: slot a as it was, and of slot b what has an entry. It skips an empty one.
+    /// Checks that everything a boot loader would find is whole: slot a as it was, and the parts of slot b
+    /// that have an entry. It skips an empty entry.
     fn judge(disk: &FakeDisk) -> Result<(), String> {
         let is_old = |slot: &str| {
             ["vmlinuz", "initrd"].iter().all(|name| disk.holds(format!("kedge/{slot}/{name}"), b"old"))
@@ -216,13 +219,14 @@ pub(super) mod tests {
         }
     }
 
-    /// The wrong disks after a cut at each operation, until there are so many; and how many disks were looked at.
+    /// The disks in a wrong state after a cut at each operation, until there are `enough`; and how many disks
+    /// were checked.
     fn cuts(sabotage: fn(&FakeDisk), enough: usize) -> (Vec<String>, usize) {
         let whole = disk();
         sabotage(&whole);
         takes(&FakeSlots::new(&whole), &bytes(), None).unwrap();
         let (mut wrong, mut all) = (Vec::new(), 0);
-        // one more than there are: a cut at rest
+        // one more than there are operations: a cut at rest
         for cut in 0..=whole.operations() {
             for loss in Loss::all(SEEDS) {
                 if wrong.len() >= enough {
