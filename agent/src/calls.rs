@@ -6,6 +6,10 @@
 //! TLS; one connection, one call, one request, then the process ends. Left to others: the content
 //! (`kubelet_api`), which calls are accepted (core), where the process runs (`kedge_platform::workloads`).
 
+use crate::kubelet_api::node::{Node, Stream};
+use crate::net::credentials::ApiOptions;
+use crate::options::{AgentOptions, Places, SessionOptions};
+use crate::output::CommandError;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
@@ -21,10 +25,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use crate::cli::CommandError;
-use crate::flags::{AgentOptions, Places};
-use crate::kubelet_api::{self, Node, Peer, Stream};
-use crate::net::client::{Api, ApiOptions};
+use crate::kubelet_api::{self, Peer};
+use crate::net::client::Api;
 use crate::net::proxy::ProxyEnvironment;
 
 /// Time for name lookup and connection.
@@ -44,14 +46,6 @@ const STACK_BYTES: usize = 256 * 1024;
 const MOST_STARTING: usize = 8;
 /// Sessions that may wait to start: a hub lets fewer calls wait for one node.
 const MOST_WAITING: usize = 64;
-
-/// What `kedge session` was asked for.
-#[derive(Debug)]
-pub struct SessionOptions {
-    pub agent: AgentOptions,
-    /// The call's id.
-    pub call: String,
-}
 
 /// The words with which an agent with these options starts a session, without the call's id; `None` if it has
 /// no server.

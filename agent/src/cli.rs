@@ -3,8 +3,9 @@
 //! Always holds: with `--output json` standard output is one JSON value; a command that changes something prints what it did,
 //! and to which agent or file. Leaves to others: the meaning of records and configurations (core), the socket (`local::client`).
 
-use crate::flags::{AgentOptions, CheckOptions, Output, Places};
 use crate::local::client::{self, AskError};
+use crate::options::{AgentOptions, CheckOptions, Output, Places};
+use crate::output::{CommandError, print};
 use crate::{forecast, images, local_config, status};
 use kedge_core::config::records::{BadConfigs, Current, Known, Read, Startups, StateFile};
 use kedge_core::images::Reference;
@@ -33,24 +34,6 @@ const SET_ASIDE: &str = ".corrupt-";
 /// Longest record read.
 const RECORD_BYTES: usize = 4 * 1024 * 1024;
 
-/// Why a command failed: what was tried, on what, and what was found.
-#[derive(Debug)]
-pub struct CommandError(String);
-
-impl fmt::Display for CommandError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for CommandError {}
-
-impl CommandError {
-    pub(crate) fn new(error: impl fmt::Display) -> Self {
-        Self(error.to_string())
-    }
-}
-
 fn failed(error: impl fmt::Display) -> CommandError {
     CommandError::new(error)
 }
@@ -58,11 +41,6 @@ fn failed(error: impl fmt::Display) -> CommandError {
 /// What failed below a directory: the error names paths as they are called there.
 fn failed_in(directory: &Path, error: &dyn std::error::Error) -> CommandError {
     failed(format_args!("{}: {}", directory.display(), crate::errors::chain(error)))
-}
-
-/// Prints; a reader that went away is ignored.
-pub fn print(text: impl fmt::Display) {
-    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 fn pretty(value: &Value) -> String {

@@ -4,20 +4,17 @@
 //! field of the configuration become its topmost layer. Always holds: a wrong flag is an error that names it. Leaves to others:
 //! the range of such a field (core), reading files (`local_config`).
 
-use crate::calls::SessionOptions;
 use crate::help;
 use crate::images::DEFAULT_PRELOADED;
-use crate::images::command::{ImagesOptions, Task};
-use crate::kubelet_api::server::PortOptions;
-use crate::logs::LogsOptions;
+use crate::options::{
+    AgentOptions, AttachOptions, CheckOptions, ExecOptions, ImagesOptions, LocalFiles, LogsOptions, Output,
+    Places, PortOptions, RuntimeOptions, SessionOptions, Task, UpdateOptions,
+};
 use crate::service;
-use crate::sessions::{AttachOptions, ExecOptions};
-use crate::slot::update::UpdateOptions;
 use kedge_api::{Timestamp, labels, names};
 use kedge_core::kubelet::duration;
 use kedge_core::sorted::SortedMap;
 use kedge_platform::images::UnpackArguments;
-use kedge_platform::workloads::{Crun, Settings};
 use lexopt::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -99,119 +96,6 @@ pub enum Command {
     Version(Output),
     /// Print this help.
     Help(help::Page),
-}
-
-/// How to print.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Output {
-    /// For people.
-    #[default]
-    Text,
-    /// For scripts.
-    Json,
-}
-
-/// Where the agent keeps things.
-#[derive(Debug, Clone)]
-pub struct Places {
-    /// `--root-dir`.
-    pub root_dir: PathBuf,
-    /// `--dynamic-config-dir`.
-    pub dynamic_config_dir: PathBuf,
-    /// `--run-dir`.
-    pub run_dir: PathBuf,
-    /// `--preloaded-images`: OCI layouts that came with the system.
-    pub preloaded_images: PathBuf,
-}
-
-impl Places {
-    /// The local endpoint.
-    pub fn socket(&self) -> PathBuf {
-        self.run_dir.join("kedge.sock")
-    }
-}
-
-/// Where the local config is.
-#[derive(Debug, Clone, Default)]
-pub struct LocalFiles {
-    /// `--config`, or `--init-config-dir`/kubelet.
-    pub config: Option<PathBuf>,
-    /// `--config-dir`; None: opted out.
-    pub config_dir: Option<PathBuf>,
-    /// It was asked for by name, so it must exist.
-    pub config_dir_must_exist: bool,
-    /// Flags that set a field.
-    pub flags: Vec<(&'static str, Value)>,
-}
-
-/// What runs containers.
-#[derive(Debug, Clone)]
-pub struct RuntimeOptions {
-    /// `--crun`.
-    pub crun: PathBuf,
-    /// `--cgroup-root`.
-    pub cgroup_root: String,
-}
-
-impl RuntimeOptions {
-    /// None: crun is not there, or we may not start containers. The agent then does all the rest.
-    pub fn settings(&self, places: &Places) -> Option<Settings> {
-        let program = &self.crun;
-        if !program.is_file() {
-            return None;
-        }
-        if !kedge_platform::linux::is_root() {
-            log::info!("no pods run here: only root may start containers with {}", program.display());
-            return None;
-        }
-        let settings = Settings::new(&places.run_dir, &places.root_dir);
-        let below = |group: &str| format!("{}{group}", self.cgroup_root.trim_end_matches('/'));
-        Some(Settings {
-            crun: Crun { program: program.clone(), ..Crun::default() },
-            pods_group: below(&settings.pods_group),
-            shims_group: below(&settings.shims_group),
-            ..settings
-        })
-    }
-}
-
-/// Options of `kedge agent`.
-#[derive(Debug, Clone)]
-pub struct AgentOptions {
-    /// Where things are kept.
-    pub places: Places,
-    /// Where the local config is.
-    pub local: LocalFiles,
-    /// `--kubeconfig`; None: no API server, the local config alone.
-    pub kubeconfig: Option<PathBuf>,
-    /// `--hostname-override`; None: the host's name.
-    pub node_name: Option<String>,
-    /// `--dynamic-config`.
-    pub dynamic_config: bool,
-    /// `--node-labels`.
-    pub node_labels: BTreeMap<String, String>,
-    /// What runs containers.
-    pub runtime: RuntimeOptions,
-    /// The environment file of the service that gave the flags; None: they are the command line's.
-    pub service: Option<PathBuf>,
-}
-
-impl AgentOptions {
-    /// The command line says which local configuration is meant, so no running agent is asked for its own.
-    pub fn names_local_files(&self) -> bool {
-        self.service.is_none() && (self.local.config.is_some() || self.local.config_dir_must_exist)
-    }
-}
-
-/// Options of `kedge config check`.
-#[derive(Debug, Clone)]
-pub struct CheckOptions {
-    /// The agent whose local config is judged.
-    pub agent: AgentOptions,
-    /// `--key`: which key of a ConfigMap manifest.
-    pub key: Option<String>,
-    /// Files to judge, each as if it were the pushed payload.
-    pub files: Vec<PathBuf>,
 }
 
 /// A command line that cannot be carried out.

@@ -4,8 +4,8 @@
 //! config status` without an agent says what will run, by the very rules of a start. Leaves to others:
 //! reading one record (`perform::disk`).
 
-use crate::flags::AgentOptions;
 use crate::net::known_server::KnownServer;
+use crate::options::AgentOptions;
 use crate::perform::disk::{DiskHealth, DiskLoop, DiskOrder, KnownIdentity};
 use crate::perform::quota::Quota;
 use crate::{local_config, run};

@@ -2,8 +2,8 @@
 //!
 //! `run` is the main loop around core; `perform` performs core's decisions; `net` speaks to the API server,
 //! `local` to people and tools on the node itself; `cli` is every command that is not the agent, except
-//! `doctor`, `logs`, `slot`, `state` and `provision`; `workloads` performs orders about containers;
-//! `kubelet_api` answers kubectl's requests to a node.
+//! `doctor`, `logs`, `slot`, `state` and `provision`; `options` and `output` are what all commands share;
+//! `workloads` performs orders about containers; `kubelet_api` answers kubectl's requests to a node.
 
 mod beside;
 pub mod calls;
@@ -18,10 +18,13 @@ pub mod images;
 pub mod kubelet_api;
 pub mod local;
 mod local_config;
+mod locks;
 mod logging;
 pub mod logs;
 pub mod net;
 mod node_name;
+pub mod options;
+pub mod output;
 mod perform;
 pub mod provision;
 mod refused;

@@ -5,7 +5,7 @@
 //! order and the meaning of layers (`kedge_core::kubelet`).
 
 use crate::errors::chain;
-use crate::flags::LocalFiles;
+use crate::options::LocalFiles;
 use kedge_core::kubelet::{LayerText, LocalLayers, Origin, layers};
 use kedge_platform::linux::read_named_file;
 use std::fmt;

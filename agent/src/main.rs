@@ -1,7 +1,7 @@
 //! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
 
 use kedge::flags::{self, Command};
-use kedge::{calls, cli, doctor, images, kubelet_api, logs, provision, run, sessions, slot, state};
+use kedge::{calls, cli, doctor, images, kubelet_api, logs, output, provision, run, sessions, slot, state};
 use std::fmt::Display;
 use std::process::ExitCode;
 
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         Command::Help(page) => {
-            cli::print(page.concat().trim_end());
+            output::print(page.concat().trim_end());
             Ok(())
         }
     };

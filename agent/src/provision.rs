@@ -6,6 +6,7 @@
 //! and sets the host's name. Always holds: nothing here can keep the agent from starting; at any time a file
 //! is the old one or the new one.
 
+use crate::output;
 use kedge_core::provision::{self, Act, Own, Part};
 use kedge_platform::files::Operations;
 use kedge_platform::linux::slots::EFI;
@@ -40,7 +41,7 @@ pub fn provision() {
 }
 
 fn say(text: impl std::fmt::Display) {
-    crate::cli::print(format_args!("provision: {text}"));
+    output::print(format_args!("provision: {text}"));
 }
 
 /// A handed-over file and its path; a credential takes precedence over a file.

@@ -7,8 +7,9 @@
 //! was changed; a stop ends the pause. Without a service manager it does not pause. Leaves to others: why it
 //! cannot start (`run`).
 
-use crate::flags::AgentOptions;
 use crate::local_config::{self, Fingerprint};
+use crate::options;
+use crate::options::AgentOptions;
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::{self, NotifySocket};
 use std::fmt::Display;
@@ -27,7 +28,7 @@ const BESIDE: Duration = Duration::from_secs(30);
 /// The inputs of a start that matter here.
 pub(crate) struct Start {
     run_dir: PathBuf,
-    local: crate::flags::LocalFiles,
+    local: options::LocalFiles,
     found: Fingerprint,
 }
 

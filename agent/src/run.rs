@@ -7,16 +7,17 @@
 
 use crate::errors::chain;
 use crate::faults::Faults;
-use crate::flags::{AgentOptions, Places};
 use crate::local::{self, Call, answers};
 use crate::net::known_server::KnownServer;
 use crate::net::transport::WallClock;
 use crate::node_name::{self, NodeName};
+use crate::options::{AgentOptions, Places};
 use crate::perform::containers::{ContainerParts, RuntimeHealth};
 use crate::perform::disk::{BESIDE, DiskLoop, DiskOrder, KnownIdentity};
 use crate::perform::quota::Quota;
 use crate::perform::{Loops, Parts};
 use crate::refused::Start;
+use crate::slot::host;
 use crate::{local_config, logging};
 use kedge_api::Timestamp;
 use kedge_core::kubelet::{Capacity, Effective};
@@ -333,8 +334,8 @@ impl Agent {
             "cgroupRoot": options.runtime.cgroup_root,
         });
 
-        let is_image = crate::slot::is_image(&roots);
-        let slot = crate::slot::of_image(&roots);
+        let is_image = host::is_image(&roots);
+        let slot = host::of_image(&roots);
         let marks = RunDirectory::new(&options.places.run_dir);
         let previous =
             linux::previous_exit(linux::files(&options.places.root_dir), roots).beside(marks.clone());

@@ -7,34 +7,30 @@
 
 pub mod admission;
 pub mod bless;
+pub(crate) mod host;
 #[cfg(test)]
 mod life;
 mod signature;
 mod steps;
 pub mod update;
 
-use crate::cli::{self, CommandError};
-use crate::flags::Places;
-use crate::local::client;
-use kedge_core::slot::{self, CommandLine, Trial, Verdict, Work, Works};
+use crate::options::Places;
+use crate::output;
+use crate::output::CommandError;
+use crate::slot::host::{COUNTING, look, read, status};
+use kedge_core::slot::{self, CommandLine, Trial, Verdict};
 use kedge_platform::Clocks;
-use kedge_platform::linux::{self, LinuxClocks, Roots, slots};
-use serde_json::Value;
+use kedge_platform::linux::{LinuxClocks, Roots, slots};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
-use std::{fs, thread};
 
-/// systemd-boot sets it for a boot that it counts.
-const COUNTING: &str = "firmware/efi/efivars/LoaderBootCountPath-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 /// How often the trial checks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The query to systemctl about the agent.
 const AGENT: [&str; 4] = ["show", "kedge.service", "--property", "ActiveState,MainPID,NRestarts"];
-/// Held by an update and by a blessing.
-const LOCK: &str = "/run/kedge-update.lock";
-
 /// `kedge slot health`, for `kedge-health.service`: returns when this boot is good.
 ///
 /// # Errors
@@ -42,7 +38,7 @@ const LOCK: &str = "/run/kedge-update.lock";
 pub fn health(places: &Places) -> Result<(), CommandError> {
     let roots = Roots::default();
     if !roots.sys.join(COUNTING).exists() {
-        cli::print("this boot is not counted");
+        output::print("this boot is not counted");
         return Ok(());
     }
     let line = CommandLine::parse(&read(&roots.proc.join("cmdline")));
@@ -69,7 +65,7 @@ fn judge(mut look: impl FnMut() -> Option<Verdict>) -> Result<(), CommandError> 
     loop {
         match look() {
             Some(Verdict::Good(text)) => {
-                cli::print(text);
+                output::print(text);
                 return Ok(());
             }
             Some(Verdict::Bad(text)) => return Err(CommandError::new(text)),
@@ -90,32 +86,6 @@ pub fn holds_root(disk: &str) -> Result<(), CommandError> {
         true => Ok(()),
         false => Err(CommandError::new(format_args!("the root is on {}, not on {disk}", found.display()))),
     }
-}
-
-/// For the person at the console, or the journal: what is done is no answer that a script would read.
-fn say(text: impl std::fmt::Display) {
-    eprintln!("kedge: {text}");
-}
-
-/// Whether this node runs one of our disk images.
-pub(crate) fn is_image(roots: &Roots) -> bool {
-    roots.usr_lib.join("kedge-image/release").exists()
-}
-
-/// The slot that runs, on an image.
-pub(crate) fn of_image(roots: &Roots) -> Option<String> {
-    let line = CommandLine::parse(&read(&roots.proc.join("cmdline")));
-    line.slot.filter(|_| is_image(roots)).map(|slot| slot.to_owned())
-}
-
-fn read(path: &Path) -> String {
-    fs::read_to_string(path).unwrap_or_default()
-}
-
-/// What the running agent answers.
-fn status(places: &Places) -> Option<Value> {
-    let answer = client::get(&places.socket(), "/status").ok().filter(|answer| answer.status == 200)?;
-    serde_json::from_slice(&answer.body).ok()
 }
 
 fn systemctl(asked: &[&str]) -> String {
@@ -142,36 +112,14 @@ fn units(answer: &str) -> BTreeMap<String, String> {
     answer.split("\n\n").filter_map(unit).collect()
 }
 
-fn look(roots: &Roots, status: Option<&Value>) -> Works {
-    let renewed = status.and_then(|status| status["lease"]["secondsSinceRenewal"].as_u64());
-    let found = [
-        (Work::State, has_state(&read(&roots.proc.join("mounts")))),
-        (
-            Work::Watchdog,
-            linux::watchdogs(roots).iter().any(|device| device.is_active() && device.is_hardware()),
-        ),
-        (Work::Contact, renewed.is_some_and(|secs| secs <= slot::CONTACT_WITHIN.as_secs())),
-    ];
-    found.into_iter().filter_map(|(work, is_there)| is_there.then_some(work)).collect()
-}
-
-/// Whether `/var` is a file system of a disk that can be written; the last line for a path is the mount that
-/// is seen.
-fn has_state(mounts: &str) -> bool {
-    let seen = |line: &'_ str| {
-        let mut words = line.split(' ').skip(1).map(str::to_owned);
-        Some((words.next()?, words.next()?, words.next()?))
-    };
-    let var = mounts.lines().rev().filter_map(seen).find(|(at, ..)| at == "/var");
-    var.is_some_and(|(_, kind, options)| kind == "ext4" && options.split(',').any(|word| word == "rw"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slot::host::of_image;
+    use kedge_core::slot::Work;
     use kedge_platform::fake::FakeDisk;
     use kedge_platform::slots::LIST;
-    use serde_json::json;
+    use serde_json::{Value, json};
     use std::path::PathBuf;
 
     /// Slot a runs, and slot b is an older good one.

@@ -4,7 +4,7 @@
 //! Performs the decisions of `kedge_core::state_partition`, one after the other. Always holds: it ends, and
 //! nothing in it keeps the system from starting; failures are in the kernel's log.
 
-use crate::cli::CommandError;
+use crate::output::CommandError;
 use kedge_core::state_partition::{Act, Checked, Opening, Outcome};
 use kedge_platform::Files;
 use kedge_platform::linux::Roots;

@@ -4,13 +4,15 @@
 
 mod net_server;
 
+use kedge::net::credentials::ApiOptions;
+use kedge::net::error::NetError;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kedge::net::client::{Api, ApiOptions, MERGE_PATCH, NetError, Request, Response, is_contact};
+use kedge::net::client::{Api, MERGE_PATCH, Request, Response, is_contact};
 use kedge::net::kubeconfig::ReadFile;
 use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::{WallClock, system_clock};

@@ -4,16 +4,16 @@
 
 mod net_server;
 
+use kedge::net::error::NetError;
+use kedge::net::transport::STACK_BYTES;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kedge::net::client::NetError;
 use kedge::net::watch::{
-    LIST_PAGE, STACK_BYTES, WatchEnd, WatchEvent, WatchFrom, WatchLimits, list, list_metadata, list_taking,
-    watch,
+    LIST_PAGE, WatchEnd, WatchEvent, WatchFrom, WatchLimits, list, list_metadata, list_taking, watch,
 };
 use net_server::*;
 

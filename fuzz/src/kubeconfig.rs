@@ -5,7 +5,8 @@
 
 use crate::Target;
 use crate::server::Authority;
-use kedge::net::client::{Api, ApiOptions};
+use kedge::net::client::Api;
+use kedge::net::credentials::ApiOptions;
 use kedge::net::kubeconfig::{self, MAX_CERTIFICATES};
 use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::system_clock;

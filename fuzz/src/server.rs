@@ -7,7 +7,9 @@
 
 use crate::Target;
 use crate::input::{Input, SEPARATOR};
-use kedge::net::client::{Api, ApiOptions, NetError, Request, STRATEGIC_MERGE_PATCH};
+use kedge::net::client::{Api, Request, STRATEGIC_MERGE_PATCH};
+use kedge::net::credentials::ApiOptions;
+use kedge::net::error::NetError;
 use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::system_clock;
 use kedge::net::watch::{MAX_LISTED, WatchEnd, WatchEvent, WatchFrom, WatchLimits, list, watch};

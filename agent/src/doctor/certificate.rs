@@ -2,7 +2,7 @@
 //!
 //! Always holds: no input panics; a certificate that cannot be read gives None. Leaves verification to rustls.
 
-use crate::net::client::days_since_1970;
+use crate::net::date::days_since_1970;
 
 /// The end of the validity of a DER certificate, in seconds since 1970.
 pub(super) fn not_after(der: &[u8]) -> Option<u64> {

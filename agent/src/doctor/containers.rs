@@ -3,13 +3,13 @@
 //! Always holds: what the running agent knows is asked of it; without one the local configuration and the flags count. Nothing is pulled
 //! or started but `crun --version`.
 
-use super::{Finding, within};
-use crate::flags::AgentOptions;
+use crate::doctor::finding::{Finding, within};
 use crate::images::ping;
 use crate::local::client;
 use crate::local_config;
 use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::system_clock;
+use crate::options::AgentOptions;
 use crate::status;
 use crate::workloads::network::Plugins;
 use kedge_core::images::Reference;
@@ -246,6 +246,7 @@ fn registries(config: &Value, running: &Running) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::finding::Level;
     use kedge_platform::workloads::Cgroups;
     use serde_json::json;
     use std::path::Path;
@@ -303,8 +304,8 @@ mod tests {
         let config = json!({"staticPodPath": scratch.path()});
         let found =
             |pods: Value| static_pods(&config, &Running { pods, ..Running::default() }).unwrap().level;
-        assert_eq!(found(json!({"pods": []})), super::super::Level::Warn);
-        assert_eq!(found(json!({"pods": [{"origin": "static"}]})), super::super::Level::Ok);
+        assert_eq!(found(json!({"pods": []})), Level::Warn);
+        assert_eq!(found(json!({"pods": [{"origin": "static"}]})), Level::Ok);
         let gone = json!({"staticPodPath": Path::new("/nosuch/directory")});
         assert!(static_pods(&gone, &Running::default()).unwrap().found.contains("No such file"));
     }

@@ -4,8 +4,9 @@
 //! that waits for a disk, and the doctor's answer must not. At most one waits, however often the doctor is asked: it holds a
 //! directory in the run directory. Leaves to others: what the running agent knows about its disk (`node`).
 
-use super::{Finding, HANGS};
-use crate::flags::Places;
+use crate::doctor::finding::{Finding, HANGS};
+use crate::options::Places;
+use crate::output;
 use kedge_platform::linux;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -44,7 +45,7 @@ pub fn write(places: &Places) -> ExitCode {
         Ok(None) => (End::AnotherWaits, String::new()),
         Err(error) => (of_error(&error), format!("{}: {error}", places.run_dir.display())),
     };
-    crate::cli::print(text);
+    output::print(text);
     ExitCode::from(end as u8)
 }
 

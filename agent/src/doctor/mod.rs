@@ -7,14 +7,15 @@
 
 pub(crate) mod certificate;
 mod containers;
+mod finding;
 mod flush;
 mod node;
 mod server;
 
-use crate::flags::{AgentOptions, Output};
+use crate::doctor::finding::{Finding, Level, within};
+use crate::options::{AgentOptions, Output};
+use crate::output;
 use containers::Running;
-use serde::Serialize;
-use std::sync::mpsc;
 use std::time::Duration;
 
 pub use flush::write as write_to_disk;
@@ -22,51 +23,12 @@ pub use flush::write as write_to_disk;
 /// How long the checks of what pods need may take: each of the registries has its own limit.
 const CONTAINERS_LIMIT: Duration = Duration::from_secs(150);
 
-/// What to do about a disk that does not answer.
-const HANGS: &str = "nothing can be recorded until the disk answers: see dmesg";
-
-/// How a check went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "UPPERCASE")]
-enum Level {
-    Ok,
-    /// Works, or could not be seen; somebody should look.
-    Warn,
-    /// Keeps the node from working.
-    Fail,
-}
-
-/// One line of the answer.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-struct Finding {
-    check: &'static str,
-    level: Level,
-    found: String,
-    /// What to do about it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    advice: Option<String>,
-}
-
-impl Finding {
-    fn ok(check: &'static str, found: impl Into<String>) -> Self {
-        Self { check, level: Level::Ok, found: found.into(), advice: None }
-    }
-
-    fn warn(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { check, level: Level::Warn, found: found.into(), advice: Some(advice.into()) }
-    }
-
-    fn fail(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { check, level: Level::Fail, found: found.into(), advice: Some(advice.into()) }
-    }
-}
-
 /// Looks at everything; prints it; says whether nothing failed.
 pub fn run(options: &AgentOptions, output: Output) -> bool {
     let mut findings = Vec::new();
     let mut tell = |found: Vec<Finding>| {
         if output == Output::Text {
-            found.iter().for_each(|finding| crate::cli::print(text(finding)));
+            found.iter().for_each(|finding| output::print(text(finding)));
         }
         findings.extend(found);
     };
@@ -84,7 +46,7 @@ pub fn run(options: &AgentOptions, output: Output) -> bool {
     }
     server::look(&options, running.status["node"].as_str(), &mut tell);
     if output == Output::Json {
-        crate::cli::print(serde_json::to_string_pretty(&findings).expect("findings can be written"));
+        output::print(serde_json::to_string_pretty(&findings).expect("findings can be written"));
     }
     findings.iter().all(|finding| finding.level != Level::Fail)
 }
@@ -112,21 +74,10 @@ fn limited(
     })
 }
 
-/// The value, unless it takes too long.
-fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let (done, result) = mpsc::sync_channel(1);
-    std::thread::Builder::new()
-        .name("check".into())
-        .spawn(move || {
-            let _ = done.send(work());
-        })
-        .ok()?;
-    result.recv_timeout(limit).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
 
     #[test]
     fn hanging_check_fails_and_the_others_go_on() {

@@ -1,9 +1,10 @@
 //! The doctor's checks of the node itself: flags and local configuration, the running agent and its lock, unit, watchdog, disk.
 
-use super::{Finding, HANGS, flush};
-use crate::flags::AgentOptions;
+use super::flush;
+use crate::doctor::finding::{Finding, HANGS};
 use crate::local::client::{self, AskError};
 use crate::local_config;
+use crate::options::AgentOptions;
 use crate::service;
 use crate::status::{duration, size};
 use kedge_core::kubelet;

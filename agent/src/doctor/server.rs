@@ -1,14 +1,18 @@
 //! The doctor's checks on the way to the API server, each on what the one before gave: kubeconfig, name, connection, TLS, clock,
 //! rights. The first that fails ends them: what comes after it would only fail for the same reason.
 
-use super::{Finding, certificate, within};
+use super::certificate;
+use crate::doctor::finding;
+use crate::doctor::finding::{Finding, within};
 use crate::errors::chain;
-use crate::flags::AgentOptions;
-use crate::net::client::{Api, ApiOptions, Client, MERGE_PATCH, NetError, Request};
+use crate::net::client::{Api, Client, MERGE_PATCH, Request};
+use crate::net::credentials::ApiOptions;
+use crate::net::error::NetError;
 use crate::net::kubeconfig::{self, Kubeconfig};
 use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::{WallClock, plain, tls_config, tls_error_in};
 use crate::node_name;
+use crate::options::AgentOptions;
 use crate::status::duration;
 use kedge_api as api;
 use kedge_core::config::source::{RequestedSource, requested_source};
@@ -168,7 +172,7 @@ fn direct(kubeconfig: &Arc<Kubeconfig>, tell: Tell<'_>) -> bool {
         }
     };
     let findings = shake_hands(kubeconfig, socket);
-    let is_fine = findings.iter().all(|finding| finding.level != super::Level::Fail);
+    let is_fine = findings.iter().all(|finding| finding.level != finding::Level::Fail);
     tell(findings);
     is_fine
 }

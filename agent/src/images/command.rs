@@ -4,10 +4,12 @@
 //! Always holds: they work with and without a running agent, by the same files and locks; with `--output
 //! json` standard output is one JSON value; progress goes to standard error, and only to a terminal.
 
+use crate::options::{AgentOptions, ImagesOptions, Output, Task};
+use crate::output::{CommandError, print};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kedge_core::images::credentials::{Keyring, MAX_BYTES};
@@ -23,9 +25,7 @@ use serde_json::{Value, json};
 use super::preloaded::Preloaded;
 use super::puller::{Options, Progress, Puller, Ready};
 use super::store::{Removed, Store, UnderWay};
-use crate::cli::{CommandError, print};
 use crate::errors::chain;
-use crate::flags::{AgentOptions, Output};
 use crate::local::client;
 use crate::local_config;
 use crate::net::proxy::ProxyEnvironment;
@@ -33,25 +33,6 @@ use crate::net::transport::{Cancel, system_clock};
 
 /// How often progress is shown.
 const SHOWN_EVERY: Duration = Duration::from_millis(200);
-
-/// The task of `kedge images`.
-#[derive(Debug)]
-pub enum Task {
-    List,
-    Pull(Vec<String>),
-    Import { path: PathBuf, name: Option<String> },
-    Remove(Vec<String>),
-    Prune,
-}
-
-/// Options of `kedge images`.
-#[derive(Debug)]
-pub struct ImagesOptions {
-    pub task: Task,
-    pub agent: AgentOptions,
-    /// `--credentials`: a Docker `config.json`.
-    pub credentials: Option<PathBuf>,
-}
 
 fn failed(error: impl std::fmt::Display) -> CommandError {
     CommandError::new(error)

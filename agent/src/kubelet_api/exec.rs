@@ -5,6 +5,7 @@
 //! does not read its input, the container's own does not end; only buffers of bounded size are between client
 //! and program. Leaves to others: channels and Status (`sessions`).
 
+use crate::kubelet_api::node::Node;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use kedge_platform::workloads::{AttachOrder, Attachment, Session, SessionOrder, 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use super::{Exchange, Node, Peer, Request};
+use super::{Exchange, Peer, Request};
 use crate::sessions::place::Place;
 use crate::sessions::relay::Client;
 use crate::sessions::relay::{End, Output, first_size, relay};

@@ -5,6 +5,7 @@
 //! with its last chunk only when the route says that it is whole, so that the caller can tell a whole body
 //! from one that broke off.
 
+use crate::kubelet_api::node::Stream;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -12,7 +13,7 @@ use std::task::{Context, Poll};
 use kedge_api::percent_decoded;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-use super::{Peer, Stream};
+use super::Peer;
 
 /// Most bytes of a head. The arguments of a command are in its query: upstream's API server takes 1 MiB for a
 /// head, kubectl's own commands stay far below this.

@@ -4,6 +4,9 @@
 //! leaves, the reading ends, also while the container writes nothing. Left to others: which files and lines
 //! (`crate::logs`).
 
+use crate::kubelet_api::node::Node;
+use crate::options::LogsOptions;
+use crate::output;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +15,9 @@ use kedge_api::Timestamp;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use super::{Exchange, Node, Request};
+use super::{Exchange, Request};
 use crate::local::client;
-use crate::logs::{self, LogsOptions, Stream};
+use crate::logs::{self, Stream};
 
 /// Bytes sent at once.
 const PIECE_BYTES: usize = 8 * 1024;
@@ -47,7 +50,7 @@ pub(super) async fn serve(
     let (pieces, mut read) = mpsc::channel(PIECES);
     let reading = tokio::task::spawn_blocking(move || {
         let mut out = BufWriter::with_capacity(PIECE_BYTES, Pieces(pieces));
-        found.write(&options, &mut out).and_then(|()| out.flush().map_err(crate::cli::CommandError::new))
+        found.write(&options, &mut out).and_then(|()| out.flush().map_err(output::CommandError::new))
     });
     loop {
         let piece: Option<Vec<u8>> = tokio::select! {

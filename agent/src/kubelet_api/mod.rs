@@ -16,6 +16,7 @@
 mod exec;
 mod http;
 mod logs;
+pub mod node;
 mod node_logs;
 mod peer;
 mod pod_port;
@@ -26,31 +27,20 @@ mod stats;
 #[cfg(test)]
 mod tests;
 
+use crate::kubelet_api::node::{Node, Stream};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
-use crate::flags::AgentOptions;
 use crate::local::client;
 use exec::Verb;
 pub use http::{Exchange, Grown, MAX_HEAD_BYTES, Request, receive, rewound};
 pub use peer::Peer;
 
-/// What a request may arrive on.
-pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
-
 /// How long a head may take to arrive: it is on its way when the stream is passed in.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
-
-/// What routes know of their node.
-pub struct Node {
-    /// The flags of its agent.
-    pub agent: AgentOptions,
-}
 
 /// Serves the one request that arrives on a stream. It returns when the answer is sent, or the code that took
 /// the stream over is done.

@@ -6,6 +6,7 @@
 //! breaks off. Parameters and their bounds are those of upstream's NodeLogQuery, and so is
 //! `enableSystemLogHandler`.
 
+use crate::kubelet_api::node::Node;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{Exchange, Grown, Node, Request};
+use super::{Exchange, Grown, Request};
 use crate::local::client;
 
 /// The directory of logs, and the program that reads the journal.

@@ -5,6 +5,7 @@
 //! loopback has programs that only port-forward may reach; the connection ends with the pod. Leaves to
 //! others: the bytes on it.
 
+use crate::kubelet_api::node::Node;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::port_forward::{Ports, words};
-use super::{Exchange, Node, Request, exec};
+use super::{Exchange, Request, exec};
 
 /// How long a program may take to accept. Below the time that the hub waits for this node's answer.
 const CONNECT: Duration = Duration::from_secs(20);

@@ -3,12 +3,13 @@
 //! The agent's knowledge of them, without queries to others: names, and the state of their containers. Not
 //! their whole specs.
 
+use crate::kubelet_api::node::Node;
 use std::io;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{Exchange, Node};
+use super::Exchange;
 use crate::local::client;
 
 pub(super) async fn serve(exchange: Exchange, node: Arc<Node>) -> io::Result<()> {

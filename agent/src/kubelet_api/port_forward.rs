@@ -4,6 +4,7 @@
 //! session ends with the pod. Leaves to others: streams (`sessions`), sockets in the pod's network
 //! (`kedge_platform::workloads`).
 
+use crate::kubelet_api::node::Node;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use super::{Exchange, Node, Request};
+use super::{Exchange, Request};
 use crate::sessions::port_forward::{Reach, forward};
 use crate::sessions::{tunnel, websocket};
 use crate::workloads::{NAME, NAMESPACE};

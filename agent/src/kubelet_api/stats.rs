@@ -7,6 +7,7 @@
 //! nothing: a rate is measured while the request waits. Left to others: the measuring itself
 //! (`workloads::measure`, `kedge_platform`).
 
+use crate::kubelet_api::node::Node;
 use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
@@ -24,7 +25,7 @@ use kedge_platform::linux::{
 use kedge_platform::workloads::{Settings, control_groups, running_pods, started_at};
 use serde_json::{Map, Value, json};
 
-use super::{Exchange, Node, Request};
+use super::{Exchange, Request};
 use crate::workloads::measure::{GroupUsage, PartsOnDisk, Places};
 use crate::workloads::{NAME, NAMESPACE};
 

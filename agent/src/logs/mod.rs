@@ -4,11 +4,13 @@
 //! runs; what cannot be read is an error that names the file; a pipe that is closed ends it without a complaint. A running agent is
 //! asked for two things only: where logs are, and whether a container that is followed still runs. Blocks: it is a command.
 
-mod lines;
+pub(crate) mod lines;
 mod runs;
 
+use crate::options::{AgentOptions, LogsOptions};
+use crate::output::CommandError;
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,8 +18,6 @@ use kedge_api::Timestamp;
 use kedge_core::kubelet;
 use serde_json::Value;
 
-use crate::cli::CommandError;
-use crate::flags::AgentOptions;
 use crate::local::client;
 use crate::local_config;
 pub(crate) use lines::Stream;
@@ -28,29 +28,6 @@ use runs::{Log, Run};
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How often the agent is asked whether the container still runs.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-
-/// What is asked for.
-#[derive(Debug)]
-pub struct LogsOptions {
-    pub agent: AgentOptions,
-    /// `[NAMESPACE/]POD`.
-    pub pod: String,
-    /// `--container`.
-    pub container: Option<String>,
-    /// `--tail`: lines at the end.
-    pub tail: Option<u64>,
-    /// `--since`.
-    pub since: Option<Duration>,
-    /// `--since-time`.
-    pub since_time: Option<Timestamp>,
-    /// `--limit-bytes`.
-    pub limit_bytes: Option<u64>,
-    /// One output alone.
-    pub(crate) stream: Option<Stream>,
-    pub timestamps: bool,
-    pub previous: bool,
-    pub follow: bool,
-}
 
 fn failed(error: impl std::fmt::Display) -> CommandError {
     CommandError::new(error)
@@ -189,15 +166,6 @@ fn shows_the_end(found: &Value, uid: &str, container: &str) -> bool {
     let containers = of_pod.and_then(|pod| pod["containers"].as_array());
     let container = containers.into_iter().flatten().find(|one| one["name"] == container);
     container.is_none_or(|container| !matches!(container["state"].as_str(), Some("Running" | "Unknown")))
-}
-
-/// For messages.
-fn listed(names: &[String]) -> String {
-    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
-}
-
-fn cannot_read(path: &Path, error: &io::Error) -> String {
-    format!("cannot read {}: {error}", path.display())
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! rotated meanwhile; a file that was removed before it was read is reported. The files:
 //! `NAMESPACE_POD_UID/CONTAINER/RUN.log`, and the older `RUN.log.1`, `RUN.log.2`.
 
+use crate::options::LogsOptions;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -13,8 +14,6 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use kedge_platform::linux::open_regular;
-
-use super::{LogsOptions, cannot_read, listed};
 
 /// Longest line that is read at once: a shim writes at most this much. The rest of a longer one counts as
 /// another line.
@@ -328,6 +327,15 @@ fn seek_to_tail(file: &mut File, lines: u64) -> io::Result<u64> {
     }
     file.rewind()?;
     Ok(found)
+}
+
+/// For messages.
+pub(crate) fn listed(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+pub(crate) fn cannot_read(path: &Path, error: &io::Error) -> String {
+    format!("cannot read {}: {error}", path.display())
 }
 
 #[cfg(test)]

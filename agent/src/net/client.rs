@@ -9,11 +9,14 @@
 //! one thread at a time (more threads would each open a connection). Streams share names, credentials and TLS
 //! sessions. Left to others: paths, bodies, schedules and back-off.
 
+use crate::locks::locked;
+use crate::net::credentials::ApiOptions;
+use crate::net::date::parse_http_date;
+use crate::net::error::{NetError, OpenError};
 use std::error;
 use std::fmt;
 use std::io::{self, Read};
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -27,12 +30,11 @@ use ureq::config::AutoHeaderValue;
 use ureq::http::{self, HeaderMap, HeaderValue, header};
 
 use super::credentials::{Access, Credentials};
-use super::kubeconfig::{KubeconfigError, ReadFile};
+use super::kubeconfig::ReadFile;
 use super::links::Links;
 use super::outcomes::{self, OpenWatch, Outcomes};
-use super::proxy::ProxyEnvironment;
 use super::transport::{
-    BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, Route, WallClock, locked, plain,
+    BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, Route, plain,
 };
 
 /// Most bytes read of an answer that says no: a `Status` object with its causes.
@@ -234,97 +236,6 @@ impl Response {
     }
 }
 
-/// Why a request brought no useful answer, by what happens next. Every variant names the request.
-#[derive(Clone, Debug, PartialEq)]
-pub enum NetError {
-    /// No answer: no address, no connection, no time, TLS refused by the server. Try again, later.
-    Unreachable {
-        request: String,
-        /// What failed where, with host and address.
-        why: String,
-    },
-    /// The server's certificate does not verify. Try again, later: clocks get set and certificates
-    /// renewed; but an operator should look.
-    Untrusted {
-        request: String,
-        /// What is wrong with the certificate.
-        why: String,
-    },
-    /// The server does not know us (401). Credentials must change before this can work.
-    Unauthorized { request: String, message: String },
-    /// The server refused the request.
-    Refused {
-        request: String,
-        /// HTTP status, 300 and above but not 401.
-        status: u16,
-        /// The `Status` object's reason, such as `NotFound`, `Conflict`, `AlreadyExists`; empty if it has none.
-        reason: String,
-        /// The `Status` object's message, or the beginning of whatever came.
-        message: String,
-        /// How long the server asks us to wait.
-        retry_after: Option<Duration>,
-    },
-    /// The answer has more bytes than may be. Ask for less.
-    TooLarge { request: String, status: u16, limit: usize },
-    /// The answer makes no sense: no HTTP, cut off, no JSON. Try again, later.
-    Garbled {
-        request: String,
-        /// HTTP status, if one was read.
-        status: Option<u16>,
-        why: String,
-    },
-    /// Nothing was sent: the request or the credentials cannot be put into words.
-    Unsendable { request: String, why: String },
-    /// [`Cancel`] ended it.
-    Cancelled,
-}
-
-impl fmt::Display for NetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unreachable { request, why } | Self::Garbled { request, why, .. } => {
-                write!(f, "{request}: {why}")
-            }
-            Self::TooLarge { request, limit, .. } => {
-                write!(f, "{request}: the answer has more than {limit} bytes")
-            }
-            Self::Untrusted { request, why } => {
-                write!(f, "{request}: {why}, expected one that our roots vouch for")
-            }
-            Self::Unauthorized { request, message } => {
-                write!(f, "{request}: the server does not accept our credentials (401): {message}")
-            }
-            Self::Refused { request, status, reason, message, .. } => {
-                let separator = if reason.is_empty() { "" } else { " " };
-                write!(f, "{request}: refused ({status}{separator}{reason}): {message}")
-            }
-            Self::Unsendable { request, why } => write!(f, "{request}: not sent: {why}"),
-            Self::Cancelled => f.write_str("cancelled"),
-        }
-    }
-}
-
-impl error::Error for NetError {}
-
-impl NetError {
-    /// The HTTP status, if the server gave one.
-    #[must_use]
-    pub fn status(&self) -> Option<u16> {
-        match self {
-            Self::Unauthorized { .. } => Some(401),
-            Self::Refused { status, .. } | Self::TooLarge { status, .. } => Some(*status),
-            Self::Garbled { status, .. } => *status,
-            _ => None,
-        }
-    }
-
-    /// Whether the server itself answered, and not with 401.
-    #[must_use]
-    pub fn is_contact(&self) -> bool {
-        self.status().is_some_and(|status| status != 401)
-    }
-}
-
 /// Whether an outcome is *contact*: verified TLS and any answer but 401. (Nothing is
 /// sent without verified TLS, so any HTTP status implies it.)
 #[must_use]
@@ -332,54 +243,6 @@ pub fn is_contact<T>(outcome: &Result<T, NetError>) -> bool {
     match outcome {
         Ok(_) => true,
         Err(error) => error.is_contact(),
-    }
-}
-
-/// What an [`Api`] is made of.
-pub struct ApiOptions {
-    pub kubeconfig: PathBuf,
-    /// The clock by which certificates are judged.
-    pub clock: WallClock,
-    /// The environment's proxies.
-    pub proxies: ProxyEnvironment,
-}
-
-/// Why a server cannot be reached at all, until a file or the environment is corrected.
-#[derive(Debug)]
-pub enum OpenError {
-    /// The kubeconfig, or a file that it names.
-    Kubeconfig(KubeconfigError),
-    /// The certificates or the key cannot be used.
-    Identity {
-        path: PathBuf,
-        /// What rustls says.
-        source: rustls::Error,
-    },
-    /// The environment's proxy.
-    Proxy { message: String },
-    /// The system gives no thread to read the files on.
-    Thread { source: io::Error },
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Kubeconfig(error) => error.fmt(f),
-            Self::Identity { path, .. } => write!(f, "kubeconfig {}: certificates or key", path.display()),
-            Self::Proxy { message } => write!(f, "HTTPS_PROXY: {message}"),
-            Self::Thread { .. } => f.write_str("start a thread that reads the kubeconfig"),
-        }
-    }
-}
-
-impl error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        match self {
-            Self::Kubeconfig(error) => error.source(),
-            Self::Identity { source, .. } => Some(source),
-            Self::Proxy { .. } => None,
-            Self::Thread { source } => Some(source),
-        }
     }
 }
 
@@ -981,7 +844,7 @@ fn desired_of(headers: &HeaderMap) -> Option<u64> {
 
 fn calls_of(headers: &HeaderMap) -> Vec<String> {
     let told = headers.get(kedge_api::CALLS_HEADER).and_then(|value| value.to_str().ok());
-    told.map(super::watch::ids_of).unwrap_or_default()
+    told.map(ids_of).unwrap_or_default()
 }
 
 /// Whether `Accept-Patch` (RFC 5789 section 3.1) names the type.
@@ -992,34 +855,6 @@ fn takes_time_alone(headers: &HeaderMap) -> bool {
 
 fn date_of(headers: &HeaderMap) -> Option<u64> {
     parse_http_date(headers.get(header::DATE)?.to_str().ok()?)
-}
-
-/// Reads `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110 section 5.6.7, the only form that servers still send).
-fn parse_http_date(text: &str) -> Option<u64> {
-    const MONTHS: [&str; 12] =
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let (_, rest) = text.split_once(", ")?;
-    let mut parts = rest.split(' ');
-    let day: u64 = parts.next()?.parse().ok()?;
-    let month_name = parts.next()?;
-    let month = MONTHS.iter().position(|month| *month == month_name)? as u64 + 1;
-    let year: u64 = parts.next()?.parse().ok()?;
-    let mut clock = parts.next()?.split(':').map(|part| part.parse::<u64>().ok());
-    let (hours, minutes, secs) = (clock.next()??, clock.next()??, clock.next()??);
-    let is_plausible = parts.next() == Some("GMT")
-        && (1970..10_000).contains(&year)
-        && (1..=31).contains(&day)
-        && hours < 24
-        && minutes < 60
-        && secs <= 60;
-    is_plausible.then(|| days_since_1970(year, month, day) * 86_400 + hours * 3600 + minutes * 60 + secs)
-}
-
-/// Days from 1970-01-01 to a date of the Gregorian calendar (years counted from March, so that leap days come last).
-pub(crate) fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
-    let year = if month <= 2 { year - 1 } else { year };
-    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    year * 365 + year / 4 - year / 100 + year / 400 + day_of_year - 719_468
 }
 
 /// Reads that end at a time, to the length of one read.
@@ -1069,6 +904,14 @@ impl StreamedBody {
         read
     }
 }
+
+/// The ids in a comma-separated list, up to the limit.
+pub(crate) fn ids_of(list: &str) -> Vec<String> {
+    list.split(',').filter(|id| !id.is_empty()).take(MAX_CALLS).map(str::to_owned).collect()
+}
+
+/// Most calls that one bookmark announces: more than a hub lets wait for one node.
+pub(crate) const MAX_CALLS: usize = 64;
 
 #[cfg(test)]
 mod tests {

@@ -7,6 +7,10 @@
 //!
 //! Left to others: what a kubeconfig means (`kubeconfig`), and what the credentials open (`transport`).
 
+use crate::locks::locked;
+use crate::net::error::OpenError;
+use crate::net::proxy::ProxyEnvironment;
+use crate::net::transport::{STACK_BYTES, WallClock};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -17,10 +21,8 @@ use std::time::{Duration, Instant};
 use kedge_platform::linux::give_back_stack;
 use ureq::http::HeaderValue;
 
-use super::client::{ApiOptions, OpenError};
 use super::kubeconfig::{self, FileRead, Kubeconfig, MAX_TOKEN_BYTES, ReadFile, Stamp, TokenSource};
-use super::transport::{Route, locked};
-use super::watch::STACK_BYTES;
+use super::transport::Route;
 use crate::errors::chain;
 use crate::node_name;
 
@@ -275,4 +277,13 @@ fn bearer(token: &str) -> Result<HeaderValue, String> {
         .map_err(|_| "the token fits no header".to_owned())?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+/// What an [`Api`] is made of.
+pub struct ApiOptions {
+    pub kubeconfig: PathBuf,
+    /// The clock by which certificates are judged.
+    pub clock: WallClock,
+    /// The environment's proxies.
+    pub proxies: ProxyEnvironment,
 }

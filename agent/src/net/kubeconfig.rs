@@ -9,6 +9,7 @@
 //! Meaning and precedence of the fields are upstream's (client-go `clientcmd/api/v1`): inline `-data` wins
 //! over a file, `tokenFile` over `token`, relative paths count from the kubeconfig's directory.
 
+use crate::net::proxy::HostPort;
 use std::error;
 use std::fmt;
 use std::fs;
@@ -112,19 +113,6 @@ impl ServerAddress {
     #[must_use]
     pub fn url(&self) -> String {
         format!("https://{}{}", HostPort(&self.host, self.port), self.base_path)
-    }
-}
-
-/// Shows `host:port` with brackets where the host is an IPv6 address.
-pub(crate) struct HostPort<'a>(pub(crate) &'a str, pub(crate) u16);
-
-impl fmt::Display for HostPort<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.contains(':') {
-            write!(f, "[{}]:{}", self.0, self.1)
-        } else {
-            write!(f, "{}:{}", self.0, self.1)
-        }
     }
 }
 

@@ -7,7 +7,7 @@
 //! connection. An address is avoided for [`AVOIDED`] at most, and only where its name has another. Leaves to
 //! others: the outcome of a request on an ended connection (`client`).
 
-use super::transport::locked;
+use crate::locks::locked;
 use socket2::Socket;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};

@@ -6,7 +6,9 @@
 //! the back-off are the caller's business.
 
 pub mod client;
-mod credentials;
+pub mod credentials;
+pub(crate) mod date;
+pub mod error;
 pub(crate) mod known_server;
 pub mod kubeconfig;
 pub(crate) mod links;

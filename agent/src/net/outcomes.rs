@@ -4,8 +4,8 @@
 //! present kubeconfig only, and of bounded size, whatever names a server puts into paths. Leaves to others:
 //! the reaction to a failure.
 
-use super::client::NetError;
-use super::transport::locked;
+use crate::locks::locked;
+use crate::net::error::NetError;
 use kedge_core::sorted::SortedMap;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

@@ -14,8 +14,6 @@ use base64::prelude::BASE64_STANDARD;
 use kedge_api::percent_decoded;
 use ureq::http::Uri;
 
-use super::kubeconfig::HostPort;
-
 /// An HTTP proxy that opens tunnels (CONNECT).
 #[derive(Clone, PartialEq, Eq)]
 pub struct ProxyAddress {
@@ -197,6 +195,19 @@ fn is_within(address: IpAddr, network: IpAddr, bits: u32) -> bool {
             address.to_bits() & mask == network.to_bits() & mask
         }
         _ => false,
+    }
+}
+
+/// Shows `host:port` with brackets where the host is an IPv6 address.
+pub(crate) struct HostPort<'a>(pub(crate) &'a str, pub(crate) u16);
+
+impl fmt::Display for HostPort<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.contains(':') {
+            write!(f, "[{}]:{}", self.0, self.1)
+        } else {
+            write!(f, "{}:{}", self.0, self.1)
+        }
     }
 }
 

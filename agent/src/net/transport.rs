@@ -10,6 +10,8 @@
 //! renewal would cost a DNS query; its proxy would wrap TLS in a second pair of buffers; and it offers no
 //! clock. Left to others: requests and what errors mean (`client`), when to dial again (the caller).
 
+use crate::locks::locked;
+use crate::net::proxy::HostPort;
 use kedge_core::sorted::SortedMap;
 use std::error;
 use std::fmt;
@@ -17,7 +19,7 @@ use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kedge_platform::linux::give_back_stack;
@@ -30,7 +32,7 @@ use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::time::Duration as UreqDuration;
 use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, NextTimeout, Transport};
 
-use super::kubeconfig::{HostPort, Kubeconfig};
+use super::kubeconfig::Kubeconfig;
 use super::links::{Link, Links};
 use super::proxy::ProxyAddress;
 
@@ -226,11 +228,6 @@ impl Cancel {
         sockets.push(Arc::downgrade(socket));
         true
     }
-}
-
-/// Locks, also after another thread panicked: the data under these locks is consistent after every statement.
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Why a connection failed.
@@ -925,6 +922,10 @@ impl Drop for TlsTransport {
         let _ = self.send();
     }
 }
+
+/// Stack for a thread that sends requests or watches. Measured in a debug build: a handshake fits in 128 KiB,
+/// JSON as deep as serde_json reads it (128 levels) needs 192 KiB. Only touched pages become resident: a few.
+pub const STACK_BYTES: usize = 256 * 1024;
 
 #[cfg(test)]
 mod tests {

@@ -7,6 +7,8 @@
 //! and watch, no `sendInitialEvents`. It keeps no copy of the objects and does not back off between attempts;
 //! both are the caller's. It blocks, on a thread of its own with a stack of [`STACK_BYTES`].
 
+use crate::net::client::ids_of;
+use crate::net::error::NetError;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -14,11 +16,7 @@ use kedge_api::{excerpt, percent_encoded};
 use kedge_platform::linux::give_back_stack;
 use serde_json::Value;
 
-use super::client::{Client, NetError, Request, StreamLimits, StreamedBody, shortened};
-
-/// Stack for a thread that sends requests or watches. Measured in a debug build: a handshake fits in 128 KiB,
-/// JSON as deep as serde_json reads it (128 levels) needs 192 KiB. Only touched pages become resident: a few.
-pub const STACK_BYTES: usize = 256 * 1024;
+use super::client::{Client, Request, StreamLimits, StreamedBody, shortened};
 
 /// Most bytes of one line. The largest object that etcd takes has 1.5 MiB, JSON may need two bytes for one.
 pub const MAX_LINE_BYTES: usize = 4 * 1024 * 1024;
@@ -59,9 +57,6 @@ const MAX_READ_BYTES: usize = 64 * 1024 * 1024;
 
 /// Most pages of one list. A server may send fewer objects than requested, and empty pages, but not for ever.
 const MAX_PAGES: usize = 200;
-
-/// Most calls that one bookmark announces: more than a hub lets wait for one node.
-const MAX_CALLS: usize = 64;
 
 /// Capacity of the line buffer that is kept between lines.
 const KEPT_LINE_BYTES: usize = 16 * 1024;
@@ -559,11 +554,6 @@ fn parse(line: &[u8], asked: &str) -> Result<(WatchEvent, String, Vec<String>), 
     Ok((event, version, calls))
 }
 
-/// The ids in a comma-separated list, up to the limit.
-pub(crate) fn ids_of(list: &str) -> Vec<String> {
-    list.split(',').filter(|id| !id.is_empty()).take(MAX_CALLS).map(str::to_owned).collect()
-}
-
 /// An ERROR event carries a `Status`.
 fn error_event(asked: &str, status: &Value) -> Stop {
     // a line may have megabytes, and the refusal is logged
@@ -592,6 +582,7 @@ fn joined(parts: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::client::MAX_CALLS;
 
     #[test]
     fn watch_line_is_an_event_or_an_end() {

@@ -7,12 +7,12 @@
 //! no pull; no image is removed before the images that pods need are recorded durably. Leaves to others:
 //! containers (`workloads`), images (`images`, `pulls`), every decision (core).
 
-use super::lock;
 use super::pulls::{ImagePlace, PullQueue, Pulls};
 use super::rest::Rest;
 use crate::errors::chain;
 use crate::images::{Puller, Store};
 use crate::net::transport::WallClock;
+use crate::perform::thread::lock;
 use crate::workloads::measure::Places;
 use crate::workloads::network::Plugins;
 use crate::workloads::{Node, Performer, looks, volumes};

@@ -13,11 +13,12 @@ mod requests;
 mod rest;
 mod shutdown;
 mod static_files;
+mod thread;
 mod watches;
 
 use crate::faults::Faults;
 use crate::net::transport::WallClock;
-use crate::net::watch;
+use crate::perform::thread::{NETWORK_TURN, RENEW, has_finished, spawn};
 use crate::workloads::probes::Probes;
 use containers::{ContainerParts, Containers};
 use disk::{DiskHealth, DiskLoop, DiskOrder};
@@ -32,8 +33,8 @@ use shutdown::Shutdown;
 use static_files::StaticFilesLoop;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -44,15 +45,8 @@ use watches::{LatestRound, Round};
 /// and the watchdog see it.
 const ORDERS: usize = 16;
 
-/// How long a loop that talks to the network may take for one turn: the longest deadline, and the lookup of a
-/// name, which no deadline can cut short.
-const NETWORK_TURN: Duration = Duration::from_secs(60);
-
 /// How long the disk may take for one order: flash that collects its garbage stands still for many seconds.
 const DISK_TURN: Duration = Duration::from_secs(120);
-
-/// The stream of renewals. Without watches its connection is the only one that is kept.
-const RENEW: &str = "renew";
 
 /// An order for the loop of renewals, and its server.
 type LeaseOrder = (LeaseRequest, Duration, u64);
@@ -349,25 +343,6 @@ impl Loops {
             Round { of, order, server }
         }));
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name.into()).stack_size(watch::STACK_BYTES).spawn(body)
-}
-
-/// Waits for the end of a thread. False: it has not ended by then.
-fn has_finished(thread: &JoinHandle<()>, by: Instant) -> bool {
-    while !thread.is_finished() {
-        if Instant::now() > by {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    true
 }
 
 /// Performs the disk's orders as they arrive; ends with the process.

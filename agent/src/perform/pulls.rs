@@ -6,10 +6,10 @@
 //! removal is done before the waiting pulls. Leaves to others: how to fetch an image and which to remove
 //! (`images`), every decision (core).
 
-use super::lock;
 use crate::images::{Options as PullerOptions, Puller, Store};
 use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::{Cancel, WallClock};
+use crate::perform::thread::lock;
 use kedge_core::Event;
 use kedge_core::images::collect::Ages;
 use kedge_core::images::settings::Registries;

@@ -5,16 +5,17 @@
 //! change while we run. Leaves to others: the content of requests and when they are repeated (core), the
 //! bytes (`net`), the watches (`watches`).
 
-use super::{NETWORK_TURN, RENEW, lock, spawn};
 use crate::errors::chain;
 use crate::faults::Faults;
 use crate::net::client::{
-    Api, ApiOptions, Client, MERGE_PATCH, METADATA_UNREAD, NetError, Request as HttpRequest,
-    STRATEGIC_MERGE_PATCH,
+    Api, Client, MERGE_PATCH, METADATA_UNREAD, Request as HttpRequest, STRATEGIC_MERGE_PATCH,
 };
+use crate::net::credentials::ApiOptions;
+use crate::net::error::NetError;
 use crate::net::outcomes::Warned;
 use crate::net::transport::WallClock;
 use crate::node_name;
+use crate::perform::thread::{NETWORK_TURN, RENEW, lock, spawn};
 use kedge_api as api;
 use kedge_core::pods::{ObjectKind, ObjectName, PodAsk};
 use kedge_core::{Answer, Event, LeaseRequest, Request};

@@ -6,7 +6,7 @@
 //! again; requesting rest never blocks. Leaves to others: how long to wait for a loop, and the consequence if
 //! it does not rest in time (`run`, core).
 
-use super::lock;
+use crate::perform::thread::lock;
 use std::sync::{Condvar, Mutex};
 
 /// A loop's rest.

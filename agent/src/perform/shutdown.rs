@@ -6,7 +6,7 @@
 //! a shutdown that began or was cancelled meanwhile is noticed then. No watchdog waits for this thread.
 //! Leaves to others: which pods end when (core).
 
-use super::lock;
+use crate::perform::thread::lock;
 use kedge_core::Event;
 use kedge_core::pods::PodEvent;
 use kedge_platform::linux::logind::{Delay, Logind};

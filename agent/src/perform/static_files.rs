@@ -7,9 +7,9 @@
 //! least of all the records that replace that configuration. Leaves to others: when to look, what to do
 //! without an answer, and the meaning of the files (core).
 
-use super::{has_finished, spawn};
 use crate::errors::chain;
 use crate::faults::Faults;
+use crate::perform::thread::{has_finished, spawn};
 use kedge_core::Event;
 use kedge_core::images::BlobDigest;
 use kedge_core::kubelet::yaml::MAX_TEXT_BYTES;

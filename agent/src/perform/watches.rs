@@ -6,11 +6,12 @@
 //! Leaves to others: which objects to watch, from where, and when the next round begins (core), the bytes of
 //! a watch (`net::watch`).
 
-use super::lock;
 use super::requests::{ApiServer, REQUEST_DEADLINE};
-use crate::net::client::{Client, NetError};
+use crate::net::client::Client;
+use crate::net::error::NetError;
 use crate::net::transport::Cancel;
 use crate::net::watch::{self, WatchEvent, WatchFrom, WatchLimits};
+use crate::perform::thread::lock;
 use kedge_api as api;
 use kedge_core::pods::{self, Shares};
 use kedge_core::{Collection, Event, Listing, ObjectVersion, WatchEnd, WatchFailure, WatchOrder};

@@ -18,14 +18,14 @@ pub(crate) mod spdy_remote;
 pub(crate) mod tunnel;
 pub(crate) mod websocket;
 
+use crate::options::{AgentOptions, AttachOptions, ExecOptions};
+use crate::output::CommandError;
 use std::time::Duration;
 
 use kedge_core::kubelet;
 use kedge_platform::streams::Signals;
 use kedge_platform::workloads::{AttachOrder, Attachment, Session, SessionOrder, Settings, WindowSize};
 
-use crate::cli::CommandError;
-use crate::flags::AgentOptions;
 use crate::local::client;
 use crate::local_config;
 use local::Local;
@@ -55,36 +55,6 @@ pub(crate) fn longest_silence(agent: &AgentOptions) -> Duration {
         Some(kubelet::effective(&layers, None).ok()?.config.streaming_connection_idle_timeout)
     };
     of_agent().or_else(local).unwrap_or(USUAL_SILENCE)
-}
-
-/// What `kedge exec` was asked for.
-#[derive(Debug)]
-pub struct ExecOptions {
-    pub agent: AgentOptions,
-    /// `[NAMESPACE/]POD`.
-    pub pod: String,
-    /// `--container`.
-    pub container: Option<String>,
-    /// `--stdin`.
-    pub stdin: bool,
-    /// `--tty`.
-    pub tty: bool,
-    /// Program and arguments.
-    pub command: Vec<String>,
-}
-
-/// What `kedge attach` was asked for.
-#[derive(Debug)]
-pub struct AttachOptions {
-    pub agent: AgentOptions,
-    /// `[NAMESPACE/]POD`.
-    pub pod: String,
-    /// `--container`.
-    pub container: Option<String>,
-    /// `--stdin`.
-    pub stdin: bool,
-    /// `--tty`.
-    pub tty: bool,
 }
 
 fn failed(error: impl std::fmt::Display) -> CommandError {

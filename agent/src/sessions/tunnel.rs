@@ -4,6 +4,7 @@
 //! Always holds: a message has at most [`MESSAGE_BYTES`]; besides it [`PIPE_BYTES`] wait each way, so a side
 //! that does not read stops the other. Leaves to others: frames (tungstenite), the content.
 
+use crate::kubelet_api::node::Stream;
 use std::io::{self, Read, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,8 +16,6 @@ use tungstenite::error::Error;
 use tungstenite::protocol::frame::coding::CloseCode;
 use tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tungstenite::{Message, WebSocket};
-
-use crate::kubelet_api::Stream;
 
 /// Longest message that is accepted: kubectl sends some 32 KiB at once.
 const MESSAGE_BYTES: usize = 1024 * 1024;

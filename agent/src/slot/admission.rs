@@ -3,8 +3,10 @@
 //! Always holds: nothing is changed; a fact that cannot be seen counts as false, so it admits no update.
 //! Decides nothing: `kedge_core::slot::admission` does.
 
-use super::{COUNTING, read};
-use crate::cli::{self, CommandError};
+use crate::output;
+use crate::output::CommandError;
+use crate::slot::host;
+use crate::slot::host::{COUNTING, read};
 use kedge_core::ImageState;
 use kedge_core::slot::admission::{FILES, Facts};
 use kedge_core::sorted::SortedMap;
@@ -22,12 +24,12 @@ const LOADER: &str = "firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-44
 /// # Errors
 /// This machine runs no disk image, so there is nothing to show.
 pub fn status() -> Result<(), CommandError> {
-    if !super::is_image(&Roots::default()) {
+    if !host::is_image(&Roots::default()) {
         let why = "this machine runs no disk image with slots: /usr/lib/kedge-image/release is not there (docs/images.md)";
         return Err(CommandError::new(why));
     }
     for line in facts(&Roots::default(), Path::new(EFI), Path::new("/")).status() {
-        cli::print(line);
+        output::print(line);
     }
     Ok(())
 }

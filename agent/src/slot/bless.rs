@@ -7,8 +7,9 @@
 //! start, and then the counts decide. Leaves to others: when a boot is good (`health`), and what changes on
 //! the partition (`kedge_core::slot::list`).
 
-use super::{LOCK, read, say, steps};
-use crate::cli::CommandError;
+use super::steps;
+use crate::output::CommandError;
+use crate::slot::host::{LOCK, read, say};
 use kedge_core::slot::{CommandLine, list};
 use kedge_platform::linux::Roots;
 use kedge_platform::linux::slots::{EFI, LinuxSlots, lock};

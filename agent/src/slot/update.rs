@@ -7,9 +7,10 @@
 
 use super::admission::facts;
 use super::signature::Keys;
-use super::{LOCK, look, say, status, steps};
-use crate::cli::CommandError;
-use crate::flags::Places;
+use super::steps;
+use crate::options::{Places, UpdateOptions};
+use crate::output::CommandError;
+use crate::slot::host::{LOCK, look, say, status};
 use kedge_core::slot::admission::{self, Facts, MANIFEST_BYTES};
 use kedge_core::slot::{Works, demands, words};
 use kedge_platform::linux::slots::{EFI, LinuxSlots, lock};
@@ -19,17 +20,6 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::process::Command;
-
-/// What is asked for.
-#[derive(Debug)]
-pub struct UpdateOptions {
-    /// The update, or `-` for standard input.
-    pub file: String,
-    /// Try it at once.
-    pub reboots: bool,
-    /// Also one with an older version than the image that runs.
-    pub allows_older: bool,
-}
 
 /// `kedge slot update`.
 ///

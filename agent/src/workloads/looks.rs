@@ -7,16 +7,15 @@
 //! for a pod, some for a namespace, so nobody's dead server takes the places of all. Leaves to others: what is looked at and why
 //! (`Performer`), when it is tried again (core).
 
-use super::volumes;
 use kedge_core::pods::{ContainerOrder, PodSandbox, PodUid};
 use kedge_platform::linux::{file_system_use, open_lock, read_named_file};
-use kedge_platform::workloads::{Device, Plugin, all_devices, bind_below, device};
+use kedge_platform::workloads::{Device, Plugin, all_devices, bind_below, device, make_open_directory};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::fs::{self, DirBuilder, File, TryLockError};
-use std::io::{self, Read as _, Seek as _, Write as _};
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, ErrorKind, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Component, Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -92,8 +91,7 @@ impl Task {
     fn perform(&self) -> Result<Found, String> {
         match self {
             Self::Path { volume, path, kind } => {
-                volumes::host_path(Path::new(path), kind)
-                    .map_err(|error| format!("volume {volume:?}: {error}"))?;
+                host_path(Path::new(path), kind).map_err(|error| format!("volume {volume:?}: {error}"))?;
                 // what the kernel remembers of a file need not mean that its server answers
                 let _ = file_system_use(Path::new(path));
                 Ok(Found::Nothing)
@@ -404,3 +402,51 @@ fn does_not_answer(tasks: &[Task], heard: &[u8], error: &io::Error) -> String {
         None => format!("cannot look at paths of the pod: {error}"),
     }
 }
+
+pub(crate) fn directory(path: &Path, mode: u32) -> io::Result<PathBuf> {
+    if !path.is_dir() {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        fs::set_permissions(path, Permissions::from_mode(mode))?;
+    }
+    Ok(path.to_owned())
+}
+
+/// A path of the host, made or checked as its type says. It may hang for ever: only for a process of its own.
+pub(crate) fn host_path(path: &Path, kind: &str) -> io::Result<()> {
+    if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
+        return Err(io::Error::other(format!(
+            "hostPath {:?} is not an absolute path without \"..\"",
+            path.display()
+        )));
+    }
+    let found = path.metadata();
+    let missing = found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    if missing && matches!(kind, "" | "DirectoryOrCreate") {
+        return make_open_directory(path);
+    }
+    if missing && kind == "FileOrCreate" {
+        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        return made.set_permissions(Permissions::from_mode(0o644));
+    }
+    let found = found
+        .map_err(|error| io::Error::new(error.kind(), format!("hostPath {}: {error}", path.display())))?;
+    let sort = found.file_type();
+    let fits = match kind {
+        "" | ANY_THING => true,
+        "DirectoryOrCreate" | "Directory" => sort.is_dir(),
+        "FileOrCreate" | "File" => sort.is_file(),
+        "Socket" => sort.is_socket(),
+        "CharDevice" => sort.is_char_device(),
+        "BlockDevice" => sort.is_block_device(),
+        other => return Err(io::Error::other(format!("hostPath type {other:?} is not known"))),
+    };
+    match fits {
+        true => Ok(()),
+        false => {
+            Err(io::Error::other(format!("hostPath type check failed: {} is not a {kind}", path.display())))
+        }
+    }
+}
+
+/// The type of a hostPath that is fine whatever it is, and is not made.
+pub(crate) const ANY_THING: &str = "Any";

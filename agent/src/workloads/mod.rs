@@ -542,7 +542,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
                 None => Task::Path {
                     volume: mount.volume.clone(),
                     path: path.display().to_string(),
-                    kind: volumes::ANY_THING.into(),
+                    kind: looks::ANY_THING.into(),
                 },
             });
         }

@@ -11,6 +11,7 @@ mod stream;
 
 use crate::beside::beside;
 use crate::workloads::id_of;
+use crate::workloads::probes::stream::OUTPUT_BYTES;
 use kedge_core::Event;
 use kedge_core::pods::{
     Check, ContainerKey, HookAct, HookOrder, PodEvent, ProbeKey, ProbeOrder, ProbeOutcome, RunKey,
@@ -26,9 +27,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
-
-/// How much of an output or a body is kept: upstream's limit.
-const OUTPUT_BYTES: usize = 10 * 1024;
 
 /// The performer of probes. Belongs to the thread of a tokio runtime.
 #[derive(Clone)]

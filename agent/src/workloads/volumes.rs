@@ -8,13 +8,14 @@
 mod projection;
 
 use super::looks::Task;
+use crate::workloads::looks::directory;
 use kedge_core::pods::{ContainerKey, Mount, PodUid, Volume, VolumeSource};
 use kedge_core::sorted::SortedMap;
 use kedge_platform::trees::{self, Removal};
-use kedge_platform::workloads::{make_open_directory, mount_image, mount_memory, unmount};
-use std::fs::{self, DirBuilder, OpenOptions, Permissions};
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use kedge_platform::workloads::{mount_image, mount_memory, unmount};
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
 /// What a tmpfs for files of the API holds at most: all of a pod's (16 MiB), old and new while they are replaced, and their names.
@@ -165,9 +166,6 @@ impl Places {
     }
 }
 
-/// The type of a hostPath that is fine whatever it is, and is not made.
-pub(super) const ANY_THING: &str = "Any";
-
 /// What must be looked at before these volumes are made.
 pub(super) fn looks_at(volumes: &[Volume]) -> Vec<Task> {
     let look = |volume: &Volume| match &volume.source {
@@ -221,54 +219,10 @@ fn names(directory: &Path) -> Vec<std::ffi::OsString> {
     fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
 }
 
-fn directory(path: &Path, mode: u32) -> io::Result<PathBuf> {
-    if !path.is_dir() {
-        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        fs::set_permissions(path, Permissions::from_mode(mode))?;
-    }
-    Ok(path.to_owned())
-}
-
-/// A path of the host, made or checked as its type says. It may hang for ever: only for a process of its own.
-pub(super) fn host_path(path: &Path, kind: &str) -> io::Result<()> {
-    if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
-        return Err(io::Error::other(format!(
-            "hostPath {:?} is not an absolute path without \"..\"",
-            path.display()
-        )));
-    }
-    let found = path.metadata();
-    let missing = found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
-    if missing && matches!(kind, "" | "DirectoryOrCreate") {
-        return make_open_directory(path);
-    }
-    if missing && kind == "FileOrCreate" {
-        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        return made.set_permissions(Permissions::from_mode(0o644));
-    }
-    let found = found
-        .map_err(|error| io::Error::new(error.kind(), format!("hostPath {}: {error}", path.display())))?;
-    let sort = found.file_type();
-    let fits = match kind {
-        "" | ANY_THING => true,
-        "DirectoryOrCreate" | "Directory" => sort.is_dir(),
-        "FileOrCreate" | "File" => sort.is_file(),
-        "Socket" => sort.is_socket(),
-        "CharDevice" => sort.is_char_device(),
-        "BlockDevice" => sort.is_block_device(),
-        other => return Err(io::Error::other(format!("hostPath type {other:?} is not known"))),
-    };
-    match fits {
-        true => Ok(()),
-        false => {
-            Err(io::Error::other(format!("hostPath type check failed: {} is not a {kind}", path.display())))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workloads::looks::host_path;
     use kedge_core::pods::VolumeFile;
     use kedge_rig::Scratch;
 

@@ -6,6 +6,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part of this")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
+use kedge::net::credentials::ApiOptions;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kedge::net::client::{Api, ApiOptions, Client};
+use kedge::net::client::{Api, Client};
 use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::{WallClock, system_clock};
 pub use kedge_rig::Scratch;

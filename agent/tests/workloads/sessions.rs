@@ -4,7 +4,8 @@
 use crate::pods::{NODE, Setup};
 use crate::setup::{LIMIT, Machine, id, isolated, isolated_network, processes, wanted};
 use kedge::flags;
-use kedge::kubelet_api::{Node, serve};
+use kedge::kubelet_api::node::Node;
+use kedge::kubelet_api::serve;
 use kedge_platform::workloads::{
     AttachOrder, Attachment, Console, Session, SessionOrder, WindowSize, Workloads,
 };

@@ -3,7 +3,8 @@
 
 use crate::setup::{INSIDE, LIMIT, Machine, isolated, wanted};
 use kedge::flags;
-use kedge::kubelet_api::{Node, serve};
+use kedge::kubelet_api::node::Node;
+use kedge::kubelet_api::serve;
 use serde_json::Value;
 use std::ffi::OsString;
 use std::fs;

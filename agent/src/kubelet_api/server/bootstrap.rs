@@ -6,6 +6,8 @@
 //! request; the one before it stays in use until then. Somebody has to approve the request: until then it is
 //! polled less and less often. Blocks. Leaves to others: the certificate that TLS shows (`identity`).
 
+use crate::kubelet_api::server::identity::SIGNED;
+use crate::net::error::NetError;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +22,9 @@ use super::identity::of_pem;
 use super::x509::{self, Names};
 use crate::doctor::certificate::validity;
 use crate::errors::chain;
-use crate::net::client::{Api, Client, NetError, Request};
+use crate::net::client::{Api, Client, Request};
 use crate::net::kubeconfig::MAX_PEM_BYTES;
 
-/// The certificate with its key, below `--root-dir`; and a key that was asked about.
-pub(super) const SIGNED: &str = "serving/cluster.pem";
 const REQUESTED: &str = "serving/requested.pem";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const SIGNER: &str = "kubernetes.io/kubelet-serving";

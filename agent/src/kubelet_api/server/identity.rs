@@ -21,7 +21,6 @@ use rustls::server::{ServerSessionMemoryCache, WebPkiClientVerifier};
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig};
 
-use super::bootstrap::SIGNED;
 use super::x509;
 use crate::errors::chain;
 use crate::net::kubeconfig::{MAX_CERTIFICATES, MAX_PEM_BYTES, Stamp};
@@ -210,6 +209,9 @@ fn authorities(path: &str) -> Result<RootCertStore, String> {
     }
     Ok(roots)
 }
+
+/// The certificate with its key, below `--root-dir`; and a key that was asked about.
+pub(crate) const SIGNED: &str = "serving/cluster.pem";
 
 #[cfg(test)]
 mod tests {

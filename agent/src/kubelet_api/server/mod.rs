@@ -21,12 +21,7 @@ mod process;
 mod reviews;
 mod rights;
 mod strangers;
-mod x509;
-
-/// The common name of a certificate in DER.
-pub(crate) fn subject_name(der: &[u8]) -> Option<String> {
-    x509::subject(der).map(|subject| subject.name)
-}
+pub(crate) mod x509;
 
 use std::ffi::OsString;
 use std::io;
@@ -43,7 +38,6 @@ use tokio::time::{Instant, sleep, sleep_until};
 pub use process::run;
 
 use crate::beside::beside;
-use crate::flags::AgentOptions;
 
 /// The pauses between tries to listen, or to start a process that ends at once: the first, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -58,14 +52,6 @@ const WORD_BYTES: u64 = 20;
 const FIRST_LOOK: Duration = Duration::from_secs(5);
 /// When to check it if the process sent no message.
 const UNSAID: Duration = Duration::from_secs(300);
-
-/// What `kedge kubelet-port` was asked for.
-#[derive(Debug)]
-pub struct PortOptions {
-    pub agent: AgentOptions,
-    /// [`ServerSettings`] in JSON.
-    pub settings: String,
-}
 
 /// Offers the port until this process ends. `session` are the words that start a session. Call it within the
 /// agent's runtime.

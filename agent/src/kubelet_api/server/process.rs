@@ -5,6 +5,10 @@
 //! that started it lives and for [`IDLE`] after the last connection; then the agent accepts again, and the
 //! present connections are served to their end. Left to others: the content (`kubelet_api`).
 
+use crate::kubelet_api::node::Node;
+use crate::net::credentials::ApiOptions;
+use crate::options::PortOptions;
+use crate::output::CommandError;
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
@@ -28,11 +32,10 @@ use super::bootstrap::Bootstrap;
 use super::callers::{User, bearer};
 use super::identity::{Identity, Source};
 use super::reviews::Reviews;
+use super::rights;
 use super::strangers::{self, Peer, Strangers, Wrong};
-use super::{PortOptions, rights};
-use crate::cli::CommandError;
-use crate::kubelet_api::{self, Exchange, HEAD_LIMIT, Node, Request};
-use crate::net::client::{Api, ApiOptions};
+use crate::kubelet_api::{self, Exchange, HEAD_LIMIT, Request};
+use crate::net::client::Api;
 use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::WallClock;
 

@@ -3,6 +3,7 @@
 //!
 //! Always holds: no input panics; an unreadable subject counts as missing. Leaves verification to rustls.
 
+use crate::kubelet_api::server::x509;
 use std::net::IpAddr;
 
 use base64::Engine as _;
@@ -224,6 +225,11 @@ fn pem(label: &str, der: &[u8]) -> String {
     }
     pem.push_str(&format!("-----END {label}-----\n"));
     pem
+}
+
+/// The common name of a certificate in DER.
+pub(crate) fn subject_name(der: &[u8]) -> Option<String> {
+    x509::subject(der).map(|subject| subject.name)
 }
 
 #[cfg(test)]

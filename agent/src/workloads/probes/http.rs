@@ -4,8 +4,8 @@
 //! of the spec takes the place of the one that would be sent; head and body are read up to a limit. Leaves to others: the
 //! connection (`stream`).
 
-use super::OUTPUT_BYTES;
 use super::stream::{Stream, shown, worded};
+use crate::workloads::probes::stream::OUTPUT_BYTES;
 use kedge_core::pods::{HttpCheck, ProbeOutcome};
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};

@@ -175,3 +175,6 @@ impl ServerCertVerifier for Any {
         self.0.signature_verification_algorithms.supported_schemes()
     }
 }
+
+/// How much of an output or a body is kept: upstream's limit.
+pub(crate) const OUTPUT_BYTES: usize = 10 * 1024;

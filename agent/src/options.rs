@@ -1,0 +1,224 @@
+//! What each command is told, checked and complete.
+//!
+//! Owns the types alone, so that a command needs to know nothing of how its line is read. Leaves to others: reading and checking the
+//! line (`flags`).
+
+use crate::logs::lines::Stream;
+use kedge_api::Timestamp;
+use kedge_platform::workloads::{Crun, Settings};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How to print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Output {
+    /// For people.
+    #[default]
+    Text,
+    /// For scripts.
+    Json,
+}
+
+/// Where the agent keeps things.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// `--root-dir`.
+    pub root_dir: PathBuf,
+    /// `--dynamic-config-dir`.
+    pub dynamic_config_dir: PathBuf,
+    /// `--run-dir`.
+    pub run_dir: PathBuf,
+    /// `--preloaded-images`: OCI layouts that came with the system.
+    pub preloaded_images: PathBuf,
+}
+
+impl Places {
+    /// The local endpoint.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join("kedge.sock")
+    }
+}
+
+/// Where the local config is.
+#[derive(Debug, Clone, Default)]
+pub struct LocalFiles {
+    /// `--config`, or `--init-config-dir`/kubelet.
+    pub config: Option<PathBuf>,
+    /// `--config-dir`; None: opted out.
+    pub config_dir: Option<PathBuf>,
+    /// It was asked for by name, so it must exist.
+    pub config_dir_must_exist: bool,
+    /// Flags that set a field.
+    pub flags: Vec<(&'static str, Value)>,
+}
+
+/// What runs containers.
+#[derive(Debug, Clone)]
+pub struct RuntimeOptions {
+    /// `--crun`.
+    pub crun: PathBuf,
+    /// `--cgroup-root`.
+    pub cgroup_root: String,
+}
+
+impl RuntimeOptions {
+    /// None: crun is not there, or we may not start containers. The agent then does all the rest.
+    pub fn settings(&self, places: &Places) -> Option<Settings> {
+        let program = &self.crun;
+        if !program.is_file() {
+            return None;
+        }
+        if !kedge_platform::linux::is_root() {
+            log::info!("no pods run here: only root may start containers with {}", program.display());
+            return None;
+        }
+        let settings = Settings::new(&places.run_dir, &places.root_dir);
+        let below = |group: &str| format!("{}{group}", self.cgroup_root.trim_end_matches('/'));
+        Some(Settings {
+            crun: Crun { program: program.clone(), ..Crun::default() },
+            pods_group: below(&settings.pods_group),
+            shims_group: below(&settings.shims_group),
+            ..settings
+        })
+    }
+}
+
+/// Options of `kedge agent`.
+#[derive(Debug, Clone)]
+pub struct AgentOptions {
+    /// Where things are kept.
+    pub places: Places,
+    /// Where the local config is.
+    pub local: LocalFiles,
+    /// `--kubeconfig`; None: no API server, the local config alone.
+    pub kubeconfig: Option<PathBuf>,
+    /// `--hostname-override`; None: the host's name.
+    pub node_name: Option<String>,
+    /// `--dynamic-config`.
+    pub dynamic_config: bool,
+    /// `--node-labels`.
+    pub node_labels: BTreeMap<String, String>,
+    /// What runs containers.
+    pub runtime: RuntimeOptions,
+    /// The environment file of the service that gave the flags; None: they are the command line's.
+    pub service: Option<PathBuf>,
+}
+
+impl AgentOptions {
+    /// The command line says which local configuration is meant, so no running agent is asked for its own.
+    pub fn names_local_files(&self) -> bool {
+        self.service.is_none() && (self.local.config.is_some() || self.local.config_dir_must_exist)
+    }
+}
+
+/// Options of `kedge config check`.
+#[derive(Debug, Clone)]
+pub struct CheckOptions {
+    /// The agent whose local config is judged.
+    pub agent: AgentOptions,
+    /// `--key`: which key of a ConfigMap manifest.
+    pub key: Option<String>,
+    /// Files to judge, each as if it were the pushed payload.
+    pub files: Vec<PathBuf>,
+}
+
+/// What `kedge session` was asked for.
+#[derive(Debug)]
+pub struct SessionOptions {
+    pub agent: AgentOptions,
+    /// The call's id.
+    pub call: String,
+}
+
+/// The task of `kedge images`.
+#[derive(Debug)]
+pub enum Task {
+    List,
+    Pull(Vec<String>),
+    Import { path: PathBuf, name: Option<String> },
+    Remove(Vec<String>),
+    Prune,
+}
+
+/// Options of `kedge images`.
+#[derive(Debug)]
+pub struct ImagesOptions {
+    pub task: Task,
+    pub agent: AgentOptions,
+    /// `--credentials`: a Docker `config.json`.
+    pub credentials: Option<PathBuf>,
+}
+
+/// What `kedge kubelet-port` was asked for.
+#[derive(Debug)]
+pub struct PortOptions {
+    pub agent: AgentOptions,
+    /// [`ServerSettings`] in JSON.
+    pub settings: String,
+}
+
+/// What is asked for.
+#[derive(Debug)]
+pub struct LogsOptions {
+    pub agent: AgentOptions,
+    /// `[NAMESPACE/]POD`.
+    pub pod: String,
+    /// `--container`.
+    pub container: Option<String>,
+    /// `--tail`: lines at the end.
+    pub tail: Option<u64>,
+    /// `--since`.
+    pub since: Option<Duration>,
+    /// `--since-time`.
+    pub since_time: Option<Timestamp>,
+    /// `--limit-bytes`.
+    pub limit_bytes: Option<u64>,
+    /// One output alone.
+    pub(crate) stream: Option<Stream>,
+    pub timestamps: bool,
+    pub previous: bool,
+    pub follow: bool,
+}
+
+/// What `kedge exec` was asked for.
+#[derive(Debug)]
+pub struct ExecOptions {
+    pub agent: AgentOptions,
+    /// `[NAMESPACE/]POD`.
+    pub pod: String,
+    /// `--container`.
+    pub container: Option<String>,
+    /// `--stdin`.
+    pub stdin: bool,
+    /// `--tty`.
+    pub tty: bool,
+    /// Program and arguments.
+    pub command: Vec<String>,
+}
+
+/// What `kedge attach` was asked for.
+#[derive(Debug)]
+pub struct AttachOptions {
+    pub agent: AgentOptions,
+    /// `[NAMESPACE/]POD`.
+    pub pod: String,
+    /// `--container`.
+    pub container: Option<String>,
+    /// `--stdin`.
+    pub stdin: bool,
+    /// `--tty`.
+    pub tty: bool,
+}
+
+/// What is asked for.
+#[derive(Debug)]
+pub struct UpdateOptions {
+    /// The update, or `-` for standard input.
+    pub file: String,
+    /// Try it at once.
+    pub reboots: bool,
+    /// Also one with an older version than the image that runs.
+    pub allows_older: bool,
+}
