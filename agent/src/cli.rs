@@ -1,7 +1,8 @@
-//! The commands that are not the agent: they ask a running one through its socket, or read and judge files.
+//! The commands that are not the agent: they query a running one through its socket, or read and check files.
 //!
-//! Always holds: with `--output json` standard output is one JSON value; a command that changes something prints what it did,
-//! and to which agent or file. Leaves to others: the meaning of records and configurations (core), the socket (`local::client`).
+//! Always holds: with `--output json` standard output is one JSON value; a command that changes something
+//! prints what it did, and to which agent or file. Leaves to others: the meaning of records and
+//! configurations (core), the socket (`local::client`).
 
 use crate::local::client::{self, AskError};
 use crate::options::{AgentOptions, CheckOptions, Output, Places};
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Names of one directory that `kedge config history` looks at.
+/// Names of one directory that `kedge config history` reads.
 const HISTORY_ENTRIES: usize = 1_000;
 
 /// In the name of every file that was set aside.
@@ -38,7 +39,7 @@ fn failed(error: impl fmt::Display) -> CommandError {
     CommandError::new(error)
 }
 
-/// What failed below a directory: the error names paths as they are called there.
+/// An error below a directory, whose paths are relative to it.
 fn failed_in(directory: &Path, error: &dyn std::error::Error) -> CommandError {
     failed(format_args!("{}: {}", directory.display(), crate::errors::chain(error)))
 }
@@ -100,10 +101,11 @@ pub fn status(places: &Places, output: Output) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// `kedge config status`: of the running agent, else what the next start would run.
+/// `kedge config status`: of the running agent, or else the forecast of the next start.
 ///
 /// # Errors
-/// An agent that runs does not answer; or none runs, and the next start would refuse or its records cannot be read.
+/// A running agent does not answer; or none runs, and the next start would refuse or its records cannot be
+/// read.
 pub fn config_status(options: &AgentOptions, output: Output) -> Result<(), CommandError> {
     let socket = options.places.socket();
     let config = match client::get(&socket, "/status") {
@@ -131,7 +133,7 @@ fn next_start(options: &AgentOptions) -> Result<Value, CommandError> {
     Ok(config)
 }
 
-/// `kedge config history`: what was found bad, and what was set aside, from disk: no agent is needed.
+/// `kedge config history`: the verdicts, and the files that were set aside, from disk: no agent is needed.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -159,7 +161,8 @@ pub fn config_history(places: &Places, output: Output) -> Result<(), CommandErro
     Ok(())
 }
 
-/// A verdict: what is not tried again and why; then, as far as they are known, which object and key that was, and the first problem.
+/// A verdict: the ConfigMap that is not tried again and why; then, if known, the object and key, and the
+/// first problem.
 fn bad_lines(entry: &Value) -> String {
     let part = |name| text(entry, name);
     let (time, uid, reason, version) = (part("/time"), part("/uid"), part("/reason"), part("/version"));
@@ -172,7 +175,8 @@ fn bad_lines(entry: &Value) -> String {
     lines
 }
 
-/// What lay in place of the agent's directories; whole paths. Those below the config's own are in its [`History`].
+/// Files that were set aside in place of the agent's directories; whole paths. Those below the config's own
+/// are in its [`History`].
 fn displaced(places: &Places) -> impl Iterator<Item = String> {
     let below =
         linux::files(&places.root_dir).list(Path::new(""), HISTORY_ENTRIES).unwrap_or_default().entries;
@@ -182,12 +186,12 @@ fn displaced(places: &Places) -> impl Iterator<Item = String> {
     linux::set_aside_from(&places.root_dir).into_iter().chain(found).map(|path| path.display().to_string())
 }
 
-/// What `kedge config history` finds, with paths below the directory of the dynamic config.
+/// The findings of `kedge config history`, with paths below the directory of the dynamic config.
 #[derive(Default)]
 struct History {
     bad: Vec<Value>,
     aside: Vec<String>,
-    /// What lies there and cannot be read, each with its reason.
+    /// Unreadable files, each with its reason.
     unreadable: Vec<String>,
 }
 
@@ -210,7 +214,8 @@ impl History {
         Ok(history)
     }
 
-    /// The verdicts of one version of the agent, if the directory is a version's, and what was set aside there.
+    /// Reads the verdicts of one version of the agent, if the directory is a version's, and the files that
+    /// were set aside there.
     fn read_directory(&mut self, files: &dyn Files, directory: &str) {
         match files.list(Path::new(directory), HISTORY_ENTRIES) {
             Ok(listing) => {
@@ -245,8 +250,8 @@ impl History {
     }
 }
 
-/// `kedge config show`: of the running agent, else of the files that the flags name. The output names which; an agent
-/// that runs and gives an invalid answer is reported on standard error, too.
+/// `kedge config show`: of the running agent, or else of the files that the flags name. The output shows
+/// which; an invalid answer of a running agent is reported on standard error, too.
 ///
 /// # Errors
 /// Nothing could be shown: the files are invalid.
@@ -281,7 +286,8 @@ pub fn config_show(options: &AgentOptions, output: Output) -> Result<(), Command
     Ok(())
 }
 
-/// The running agent's configuration, ready to be printed. The error describes a running agent that gave no valid answer.
+/// The running agent's configuration, ready to be printed. The error describes a running agent that gave no
+/// valid answer.
 fn shown_by_agent(places: &Places, output: Output) -> Result<String, Option<String>> {
     let socket = places.socket();
     let answered =
@@ -305,7 +311,7 @@ fn shown_by_agent(places: &Places, output: Output) -> Result<String, Option<Stri
     }
 }
 
-/// Adds to a configuration where it came from.
+/// Adds the origin to a configuration.
 fn with_origin(mut shown: Value, from: &str, agent_problem: Option<&str>) -> Value {
     shown["from"] = from.into();
     if let Some(problem) = agent_problem {
@@ -314,10 +320,11 @@ fn with_origin(mut shown: Value, from: &str, agent_problem: Option<&str>) -> Val
     shown
 }
 
-/// `kedge config check`: says for the local config, and for each file as if it were pushed, whether it would be used.
+/// `kedge config check`: prints for the local config, and for each file as if it were pushed, whether it
+/// would be used.
 ///
 /// # Errors
-/// One of them is invalid; all were judged.
+/// One of them is invalid; all were checked.
 pub fn config_check(options: &CheckOptions, output: Output) -> Result<(), CommandError> {
     let layers = local_config::read(&options.agent.local).map_err(failed)?;
     let mut local = judged("local configuration", &layers, None);
@@ -345,7 +352,7 @@ pub fn config_check(options: &CheckOptions, output: Output) -> Result<(), Comman
     }
 }
 
-/// Where the flags came from.
+/// The origin of the flags.
 fn judged_from(options: &AgentOptions) -> String {
     match &options.service {
         Some(file) => format!("the service's flags in {}", file.display()),
@@ -358,7 +365,7 @@ fn files_of(layers: &LocalLayers) -> Vec<String> {
     layers.base.iter().chain(&layers.drop_ins).map(|layer| layer.origin.to_string()).collect()
 }
 
-/// What a file would push: itself, or a key of the ConfigMap that it is the manifest of.
+/// The payload in a file: the file itself, or a key of the ConfigMap that it is the manifest of.
 fn pushed(path: &Path, key: Option<&str>) -> Result<LayerText, String> {
     let file = local_config::layer("file", path, Origin::Pushed).map_err(|error| error.to_string())?;
     let Ok(tree) = kubelet::yaml::parse(&file.text) else { return Ok(file) };
@@ -386,7 +393,7 @@ fn pushed(path: &Path, key: Option<&str>) -> Result<LayerText, String> {
 fn judged(name: &str, layers: &LocalLayers, payload: Option<&kubelet::LayerText>) -> Value {
     match kubelet::effective(layers, payload) {
         Ok(effective) => {
-            // an agent starts with such a local file, but what is written there does not count
+            // an agent starts with such a local file, but limits the value
             let is_own = |held: &&kubelet::Held| payload.is_none() && held.is_local();
             let problems: Vec<String> =
                 effective.held.iter().filter(is_own).map(ToString::to_string).collect();
@@ -432,7 +439,7 @@ fn print_judged(result: &Value) {
     }
 }
 
-/// Whether no agent listens at all, as opposed to one that does not answer well.
+/// Whether no agent listens at all, as opposed to one that gives no valid answer.
 fn nobody_listens(error: &AskError) -> bool {
     matches!(error, AskError::NotRunning { .. })
 }
@@ -513,7 +520,7 @@ fn print_pod(pod: &Value, pulls: &BTreeMap<String, String>) {
 /// `kedge pods release [NAMESPACE/NAME]`.
 ///
 /// # Errors
-/// No agent answers, or there is no such orphaned pod.
+/// No agent answers, or such an orphaned pod does not exist.
 pub fn pods_release(places: &Places, pod: Option<&str>) -> Result<(), CommandError> {
     let query = pod.map(|pod| format!("?pod={}", kedge_api::percent_encoded(pod))).unwrap_or_default();
     match client::post(&places.socket(), &format!("/pods/release{query}")) {
@@ -525,7 +532,7 @@ pub fn pods_release(places: &Places, pod: Option<&str>) -> Result<(), CommandErr
 /// `kedge config forgive UID`.
 ///
 /// # Errors
-/// There is nothing to forgive, it could not be recorded, or the agent cannot take it now: nothing was changed.
+/// There is no verdict on it, it could not be recorded, or the agent cannot do it now: nothing was changed.
 pub fn config_forgive(places: &Places, uid: &str) -> Result<(), CommandError> {
     if !kedge_core::config::source::is_file_name(uid) {
         return Err(failed(format_args!("{uid:?} is not a UID")));
@@ -546,7 +553,8 @@ fn said(status: u16, body: &[u8]) -> Result<(), CommandError> {
     Err(failed(text.trim_end()))
 }
 
-/// Makes sure that no agent changes the records meanwhile: one whose socket is elsewhere still holds its root directory.
+/// Makes sure that no agent changes the records meanwhile: an agent whose socket is elsewhere still holds its
+/// root directory.
 fn claim(places: &Places) -> Result<Option<std::fs::File>, CommandError> {
     let root = places.root_dir.display();
     match linux::claim(&places.root_dir) {
@@ -597,7 +605,8 @@ fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
     if !bad.forgive(uid) && !was_doubted {
         return Err(failed(format_args!("{}: there is no verdict on UID {uid}", shown.display())));
     }
-    // the counts before the verdict, or a cut in between would leave what led to it, and the next start would judge by it
+    // the counts before the verdict: a cut in between would otherwise leave the counts that led to it, and
+    // the next start would judge by them
     if let Some(startups) = recorded(&*files, &StateFile::Startups, Startups::read)
         && let Some(emptied) = startups.without(&payloads)
     {
@@ -615,7 +624,7 @@ fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
 /// `kedge config reset`.
 ///
 /// # Errors
-/// It could not be recorded, or the agent cannot take it now: nothing was changed.
+/// It could not be recorded, or the agent cannot do it now: nothing was changed.
 pub fn config_reset(places: &Places) -> Result<(), CommandError> {
     match client::post(&places.socket(), "/config/reset") {
         Ok(answer) => said(answer.status, &answer.body),
@@ -623,7 +632,7 @@ pub fn config_reset(places: &Places) -> Result<(), CommandError> {
             let _claim = claim(places)?;
             let files = linux::files(&places.dynamic_config_dir);
             let path = StateFile::Current.path(VERSION);
-            // it is the Node that may take last-known-good away by asking for nothing
+            // only this Node may take last-known-good away, by assigning nothing
             let node_uid = recorded(&*files, &StateFile::Current, Current::read)
                 .map(|current| current.node_uid)
                 .unwrap_or_default();
@@ -640,12 +649,13 @@ pub fn config_reset(places: &Places) -> Result<(), CommandError> {
     }
 }
 
-/// How long `kedge record-exit` waits for the disk: flash that collects its garbage takes seconds, and the unit's time limit for a
-/// stop, which is that of this command, is 6 s.
+/// How long `kedge record-exit` waits for the disk: flash that collects its garbage takes seconds, and the
+/// unit's time limit for a stop, which includes this command, is 6 s.
 const DISK_PATIENCE: Duration = Duration::from_secs(4);
 
-/// `kedge record-exit`: the record is in the run directory before the disk is touched, and the disk's copy, which is needed only
-/// over a reboot, is another process's work. A disk that hangs keeps that one, until it answers, and delays nothing else.
+/// `kedge record-exit`: writes the record into the run directory before it touches the disk; another process
+/// makes the disk's copy, which is needed only over a reboot. A disk that hangs blocks that process, until it
+/// answers, and delays nothing else.
 ///
 /// # Errors
 /// The record is not on the disk.
@@ -673,15 +683,15 @@ pub fn record_exit_of_agent(places: &Places) -> Result<(), CommandError> {
         match child.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
             Ok(None) => std::thread::sleep(Duration::from_millis(1)),
-            // it has said why
+            // the process has printed the reason
             _ => break,
         }
     }
     Err(failed(format_args!("the end is recorded in {} only, not on the disk", places.run_dir.display())))
 }
 
-/// `kedge record-exit to-disk`: copies the record from the run directory. Where another process already waits for the disk,
-/// nothing is added to it: a disk that hangs must not gather processes.
+/// `kedge record-exit to-disk`: copies the record from the run directory. Where another process already waits
+/// for the disk it does nothing: a disk that hangs must not collect processes.
 ///
 /// # Errors
 /// The record is not on the disk.
@@ -701,7 +711,7 @@ pub fn copy_exit_record(places: &Places) -> Result<(), CommandError> {
 /// `kedge shim BUNDLE`, which the agent starts for each container.
 ///
 /// # Errors
-/// There is no container to speak of in the bundle.
+/// The bundle has no usable container.
 pub fn shim(bundle: &Path) -> Result<(), CommandError> {
     workloads::shim(bundle).map_err(failed)
 }
@@ -740,7 +750,7 @@ mod tests {
                 "source": source, "detail": detail, "order": order})
         };
         let list = json!({"u-1": {"time": "2026-11-30T06:00:00Z", "reason": "failed to parse current (UID: u-1)", "contents": {
-            // an earlier release did not say
+            // an earlier release did not record it
             "0".repeat(64): verdict(2, "", ""),
             "1".repeat(64): verdict(1, "ConfigMap kube-system/edge, key kubelet", "config edge (uid u-1): unknown field x (line 3)"),
         }}});

@@ -1,8 +1,8 @@
 //! The command line: raw flags become complete, checked options in one step.
 //!
-//! Flags carry kubelet's names where they mean the same. Flags of an agent belong to its local config: those that set a
-//! field of the configuration become its topmost layer. Always holds: a wrong flag is an error that names it. Leaves to others:
-//! the range of such a field (core), reading files (`local_config`).
+//! Flags carry kubelet's names where they mean the same. Flags of an agent belong to its local config: those
+//! that set a field of the configuration become its topmost layer. Always holds: a wrong flag is an error
+//! that names it. Leaves to others: the range of such a field (core), reading files (`local_config`).
 
 use crate::help;
 use crate::images::DEFAULT_PRELOADED;
@@ -23,7 +23,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where drop-ins are looked for unless `--config-dir` says otherwise; that it does not exist is fine.
+/// The directory of drop-ins unless `--config-dir` gives another; it need not exist.
 pub const DEFAULT_CONFIG_DIR: &str = "/etc/kedge/config.d";
 
 /// Where Debian puts crun.
@@ -37,7 +37,7 @@ pub enum Command {
     RecordExit(Places),
     /// `kedge record-exit to-disk`, which `record-exit` starts.
     CopyExitRecord(Places),
-    /// Ask a running agent how it is.
+    /// Show a running agent's state.
     Status(Places, Output),
     /// Look at everything between the node and its API server.
     Doctor(Box<AgentOptions>, Output),
@@ -45,17 +45,17 @@ pub enum Command {
     DoctorWrite(Places),
     /// The effective configuration.
     ConfigShow(Box<AgentOptions>, Output),
-    /// What the configuration is about just now.
+    /// The configuration's state, now.
     ConfigStatus(Box<AgentOptions>, Output),
-    /// What was tried and what was found bad.
+    /// The configurations that were tried, and the verdicts.
     ConfigHistory(Places, Output),
-    /// Judge files without an API server.
+    /// Check files without an API server.
     ConfigCheck(Box<CheckOptions>, Output),
     /// Forget the verdicts on a ConfigMap.
     ConfigForgive(Places, String),
     /// Back to the local config.
     ConfigReset(Places),
-    /// Take a call of the hub (the agent starts it).
+    /// Accept a call of the hub (the agent starts it).
     Session(Box<SessionOptions>),
     /// `kedge kubelet-port SETTINGS`
     KubeletPort(Box<PortOptions>),
@@ -69,7 +69,7 @@ pub enum Command {
     Pods(Places, Output),
     /// Let orphaned pods end: all, or the one of this namespace and name.
     PodsRelease(Places, Option<String>),
-    /// What a container has written.
+    /// A container's output.
     Logs(Box<LogsOptions>),
     /// Run a program in a container.
     Exec(Box<ExecOptions>),
@@ -78,15 +78,15 @@ pub enum Command {
     Images(Box<ImagesOptions>, Output),
     /// `kedge unpack`, which pulls start.
     Unpack(UnpackArguments),
-    /// On a disk image: judge this boot.
+    /// On a disk image: decide whether this boot is good.
     SlotHealth(Places),
     /// On a disk image: write an update into the other slot, and try it at once.
     SlotUpdate(Places, UpdateOptions),
-    /// On a disk image: this boot is good.
+    /// On a disk image: mark this boot as good.
     SlotBless,
     /// On a disk image: the slots.
     SlotStatus,
-    /// On a disk image: whether the disk with this name holds the root.
+    /// On a disk image: whether the disk with this name has the root partition.
     SlotHoldsRoot(String),
     /// On a disk image, before systemd: open the state partition.
     StateOpen,
@@ -98,7 +98,7 @@ pub enum Command {
     Help(help::Page),
 }
 
-/// A command line that cannot be carried out.
+/// An invalid command line.
 #[derive(Debug)]
 pub struct UsageError(String);
 
@@ -119,7 +119,7 @@ impl From<lexopt::Error> for UsageError {
 /// Reads a command line, program name included.
 ///
 /// # Errors
-/// It is not one of ours; the text says which word.
+/// It is invalid; the text shows which word.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, UsageError> {
     match parse_raw(args)? {
         Parsed::Command(raw, words) => raw.command(&words),
@@ -130,7 +130,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, UsageE
 /// A command line, word by word.
 enum Parsed {
     Command(Raw, Vec<String>),
-    /// Help or the version, whatever else stands there.
+    /// Help or the version, whatever else is on the line.
     Answer(Command),
 }
 
@@ -146,7 +146,7 @@ fn parse_raw(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
                 words.push(word.into_string().map_err(|word| UsageError(format!("{word:?} is not UTF-8")))?)
             }
             Short('v') => match raw.take("v", &mut parser) {
-                // on its own a question for the version; with a command a level of verbosity
+                // `-v` alone asks for the version; with a command it is a level of verbosity
                 Err(_) if words.is_empty() => return Ok(Parsed::Answer(Command::Version(Output::Text))),
                 taken => taken?,
             },
@@ -229,7 +229,7 @@ const OTHERS: [&str; 17] = [
     "node-labels",
 ];
 
-/// Flags that say which local config is meant; with one of them the service's are not looked at.
+/// Flags that select the local config; if one is given, the service's flags are not read.
 const LOCAL_TEXTS: [&str; 3] = ["config", "config-dir", "init-config-dir"];
 
 impl Raw {
@@ -374,7 +374,7 @@ impl Raw {
             let number = text.map(|text| text.parse().map_err(|_| unread(name, &text, "a number from 0 on")));
             number.transpose()
         };
-        // as kubectl: all lines
+        // as in kubectl: all lines
         let tail = whole("tail", self.text("tail").filter(|text| text != "-1"))?;
         let limit_bytes = whole("limit-bytes", self.text("limit-bytes"))?;
         let since = self.text("since").map(|text| {
@@ -454,7 +454,7 @@ impl Raw {
         let root_dir = PathBuf::from(self.text("root-dir").unwrap_or_else(|| "/var/lib/kedge".into()));
         let dynamic_config_dir = self.text("dynamic-config-dir").map(PathBuf::from);
         let run_dir = self.text("run-dir").map(PathBuf::from);
-        // systemd and the babysitter name the directory they made
+        // systemd and the babysitter set the directory that they made
         let given =
             std::env::var_os("RUNTIME_DIRECTORY").filter(|given| !given.is_empty()).map(PathBuf::from);
         Places {
@@ -490,7 +490,7 @@ impl Raw {
         })
     }
 
-    /// The agent that the service runs, unless the command line says which local config is meant.
+    /// The options of the service's agent, unless the command line selects a local config.
     fn service_agent(mut self) -> Result<AgentOptions, UsageError> {
         let file = self.text("environment-file").unwrap_or_else(|| service::ENVIRONMENT_FILE.into());
         if file.is_empty()
@@ -508,7 +508,7 @@ impl Raw {
         else {
             return Err(UsageError(format!("{file}: KEDGE_FLAGS asks for help or the version")));
         };
-        // what the command line says wins
+        // the command line's flags win
         raw.texts.extend(self.texts);
         raw.node_labels.extend(self.node_labels);
         raw.dynamic_config = self.dynamic_config.or(raw.dynamic_config);
@@ -557,13 +557,13 @@ pub fn check_node_name(name: &str) -> Result<(), UsageError> {
 
 fn unknown(words: &[&str]) -> UsageError {
     let first = words.first().copied().unwrap_or_default();
-    // the first word may be right and what follows it not
+    // the first word may be right and the second wrong
     let meant = help::similar(first).filter(|meant| *meant != first);
     let meant = meant.map(|meant| format!(" (did you mean {meant}?)")).unwrap_or_default();
     UsageError(format!("unknown command {:?}{meant}", words.join(" ")))
 }
 
-/// All that are read.
+/// All flags.
 #[cfg(test)]
 pub(crate) fn known_flags() -> Vec<&'static str> {
     TEXTS.into_iter().chain(OTHERS).collect()
@@ -598,7 +598,8 @@ fn node_labels(text: &str) -> Result<BTreeMap<String, String>, UsageError> {
     pairs.map(|pair| label(pair).map_err(|why| UsageError(format!("--node-labels has {why}")))).collect()
 }
 
-/// As the kubelet has it, whatever the credential: an API server with NodeRestriction would refuse another one to a node, for ever.
+/// The kubelet's rule, whatever the credential: an API server with NodeRestriction would refuse any other
+/// label of a node, for ever.
 fn label(pair: &str) -> Result<(String, String), String> {
     let (key, value) = pair.split_once('=').ok_or_else(|| format!("{pair:?}, expected key=value"))?;
     if let Some(why) = names::qualified_name_complaint(key) {
@@ -618,7 +619,7 @@ fn label(pair: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// kubelet's form: `key=value:effect,key:effect`.
+/// The kubelet's form: `key=value:effect,key:effect`.
 fn taints(text: &str) -> Result<Vec<Value>, UsageError> {
     text.split(',')
         .filter(|taint| !taint.is_empty())

@@ -1,7 +1,7 @@
-//! What each command is told, checked and complete.
+//! The options of each command, checked and complete.
 //!
-//! Owns the types alone, so that a command needs to know nothing of how its line is read. Leaves to others: reading and checking the
-//! line (`flags`).
+//! Owns the types alone, so that a command does not depend on the parsing of its line. Leaves to others:
+//! reading and checking the line (`flags`).
 
 use crate::logs::lines::Stream;
 use kedge_api::Timestamp;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How to print.
+/// The form of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Output {
     /// For people.
@@ -21,7 +21,7 @@ pub enum Output {
     Json,
 }
 
-/// Where the agent keeps things.
+/// The agent's directories.
 #[derive(Debug, Clone)]
 pub struct Places {
     /// `--root-dir`.
@@ -41,20 +41,20 @@ impl Places {
     }
 }
 
-/// Where the local config is.
+/// The files of the local config.
 #[derive(Debug, Clone, Default)]
 pub struct LocalFiles {
     /// `--config`, or `--init-config-dir`/kubelet.
     pub config: Option<PathBuf>,
-    /// `--config-dir`; None: opted out.
+    /// `--config-dir`; `None` if it is switched off.
     pub config_dir: Option<PathBuf>,
-    /// It was asked for by name, so it must exist.
+    /// A flag gave it, so it must exist.
     pub config_dir_must_exist: bool,
     /// Flags that set a field.
     pub flags: Vec<(&'static str, Value)>,
 }
 
-/// What runs containers.
+/// The container runtime.
 #[derive(Debug, Clone)]
 pub struct RuntimeOptions {
     /// `--crun`.
@@ -64,7 +64,7 @@ pub struct RuntimeOptions {
 }
 
 impl RuntimeOptions {
-    /// None: crun is not there, or we may not start containers. The agent then does all the rest.
+    /// `None` if crun is missing, or this user may not start containers. The agent then does everything else.
     pub fn settings(&self, places: &Places) -> Option<Settings> {
         let program = &self.crun;
         if !program.is_file() {
@@ -88,26 +88,26 @@ impl RuntimeOptions {
 /// Options of `kedge agent`.
 #[derive(Debug, Clone)]
 pub struct AgentOptions {
-    /// Where things are kept.
+    /// The agent's directories.
     pub places: Places,
-    /// Where the local config is.
+    /// The files of the local config.
     pub local: LocalFiles,
-    /// `--kubeconfig`; None: no API server, the local config alone.
+    /// `--kubeconfig`; `None` means no API server, the local config alone.
     pub kubeconfig: Option<PathBuf>,
-    /// `--hostname-override`; None: the host's name.
+    /// `--hostname-override`; `None` means the host's name.
     pub node_name: Option<String>,
     /// `--dynamic-config`.
     pub dynamic_config: bool,
     /// `--node-labels`.
     pub node_labels: BTreeMap<String, String>,
-    /// What runs containers.
+    /// The container runtime.
     pub runtime: RuntimeOptions,
-    /// The environment file of the service that gave the flags; None: they are the command line's.
+    /// The environment file of the service, if that gave the flags; `None` if the command line did.
     pub service: Option<PathBuf>,
 }
 
 impl AgentOptions {
-    /// The command line says which local configuration is meant, so no running agent is asked for its own.
+    /// The command line selects a local configuration, so a running agent's is not shown instead.
     pub fn names_local_files(&self) -> bool {
         self.service.is_none() && (self.local.config.is_some() || self.local.config_dir_must_exist)
     }
@@ -116,15 +116,15 @@ impl AgentOptions {
 /// Options of `kedge config check`.
 #[derive(Debug, Clone)]
 pub struct CheckOptions {
-    /// The agent whose local config is judged.
+    /// The agent whose local config is checked.
     pub agent: AgentOptions,
-    /// `--key`: which key of a ConfigMap manifest.
+    /// `--key`: the key of a ConfigMap manifest.
     pub key: Option<String>,
-    /// Files to judge, each as if it were the pushed payload.
+    /// Files to check, each as if it were the pushed payload.
     pub files: Vec<PathBuf>,
 }
 
-/// What `kedge session` was asked for.
+/// The options of `kedge session`.
 #[derive(Debug)]
 pub struct SessionOptions {
     pub agent: AgentOptions,
@@ -151,7 +151,7 @@ pub struct ImagesOptions {
     pub credentials: Option<PathBuf>,
 }
 
-/// What `kedge kubelet-port` was asked for.
+/// The options of `kedge kubelet-port`.
 #[derive(Debug)]
 pub struct PortOptions {
     pub agent: AgentOptions,
@@ -159,7 +159,7 @@ pub struct PortOptions {
     pub settings: String,
 }
 
-/// What is asked for.
+/// The options of `kedge logs`.
 #[derive(Debug)]
 pub struct LogsOptions {
     pub agent: AgentOptions,
@@ -182,7 +182,7 @@ pub struct LogsOptions {
     pub follow: bool,
 }
 
-/// What `kedge exec` was asked for.
+/// The options of `kedge exec`.
 #[derive(Debug)]
 pub struct ExecOptions {
     pub agent: AgentOptions,
@@ -198,7 +198,7 @@ pub struct ExecOptions {
     pub command: Vec<String>,
 }
 
-/// What `kedge attach` was asked for.
+/// The options of `kedge attach`.
 #[derive(Debug)]
 pub struct AttachOptions {
     pub agent: AgentOptions,
@@ -212,7 +212,7 @@ pub struct AttachOptions {
     pub tty: bool,
 }
 
-/// What is asked for.
+/// The options of `kedge slot update`.
 #[derive(Debug)]
 pub struct UpdateOptions {
     /// The update, or `-` for standard input.

@@ -1,9 +1,9 @@
-//! What every command shares: how it prints, and how it says why it failed.
+//! The output and the errors of all commands.
 
 use std::fmt;
 use std::io::Write;
 
-/// Why a command failed: what was tried, on what, and what was found.
+/// Why a command failed: the step that was tried, on which object, and the finding.
 #[derive(Debug)]
 pub struct CommandError(String);
 
@@ -21,7 +21,7 @@ impl CommandError {
     }
 }
 
-/// Prints; a reader that went away is ignored.
+/// Prints; ignores a reader that has gone away.
 pub fn print(text: impl fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }

@@ -2,8 +2,8 @@
 //!
 //! Reads the facts for the decisions of `kedge_core::slot`: the kernel's command line and mounts, the
 //! watchdogs, the unit and the running agent. Always holds: `health` and `status` change nothing; a part that
-//! cannot be seen counts as broken. A program that cannot be read fails here, too, and that is how a good
-//! slot whose agent is lost is noticed. Leaves to others: changes of the slots (`update`, `bless`).
+//! cannot be seen counts as broken. An unreadable program fails here, too, which is how a good slot whose
+//! agent is lost is noticed. Leaves to others: changes of the slots (`update`, `bless`).
 
 pub mod admission;
 pub mod bless;

@@ -1,6 +1,8 @@
-//! Until when a certificate holds: the one field that the doctor reads of an X.509 certificate (RFC 5280 section 4.1).
+//! The expiry of a certificate: the one field that the doctor reads of an X.509 certificate (RFC 5280 section
+//! 4.1).
 //!
-//! Always holds: no input panics; a certificate that cannot be read gives None. Leaves verification to rustls.
+//! Always holds: no input panics; the result for an unreadable certificate is `None`. Leaves verification to
+//! rustls.
 
 use crate::net::date::days_since_1970;
 
@@ -32,7 +34,7 @@ pub(crate) const EXPLICIT_VERSION: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
-/// Tag, content and what comes after.
+/// Tag, content and the bytes after it.
 pub(crate) fn value(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[tag, first], rest) = der.split_first_chunk()?;
     let (length, rest) = match first {

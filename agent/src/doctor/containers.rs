@@ -1,7 +1,8 @@
-//! The doctor's checks of what pods need: crun, control groups, a network, registries, static pods; and how pods and runs ended.
+//! The doctor's checks for pods: crun, control groups, a network, registries, static pods; and how pods and
+//! runs ended.
 //!
-//! Always holds: what the running agent knows is asked of it; without one the local configuration and the flags count. Nothing is pulled
-//! or started but `crun --version`.
+//! Always holds: facts that the running agent knows come from it; without one the local configuration and the
+//! flags count. Nothing is pulled or started but `crun --version`.
 
 use crate::doctor::finding::{Finding, within};
 use crate::images::ping;
@@ -22,17 +23,17 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Most registries that are asked, and most pods that are named.
+/// Most registries that are contacted, and most pods that are listed.
 const MOST: usize = 8;
 
 /// How long one registry may take: a handshake over a link of 600 ms with losses.
 const REGISTRY_LIMIT: Duration = Duration::from_secs(15);
 
-/// What a kernel without that controller is to be told at boot.
+/// The remedy for a kernel without that controller.
 const MEMORY_ADVICE: &str = "append cgroup_enable=memory cgroup_memory=1 to the one line of /boot/firmware/cmdline.txt (Raspberry Pi OS, \
     which switches it off; /boot/cmdline.txt on older ones), elsewhere to the kernel's command line, and reboot";
 
-/// What the running agent answers; each is null where none does.
+/// The running agent's answers; each is null without one.
 #[derive(Default, Clone)]
 pub(super) struct Running {
     pub(super) status: Value,
@@ -52,7 +53,7 @@ impl Running {
         Self { status, config, pods: get("/pods").unwrap_or_default() }
     }
 
-    /// The configuration that runs, else the local one.
+    /// The running configuration, or else the local one.
     fn config(&self, options: &AgentOptions) -> Value {
         if self.config.is_object() {
             return self.config.clone();
@@ -71,7 +72,7 @@ impl Running {
     }
 }
 
-/// All of them; nothing but a line where this node is to run no pods.
+/// All checks; just one line on a node that runs no pods.
 pub(super) fn look(options: &AgentOptions, running: &Running) -> Vec<Finding> {
     let crun = running.flag("crun").map_or_else(|| options.runtime.crun.clone(), PathBuf::from);
     let mut findings = ends(options, running);
@@ -165,7 +166,7 @@ fn static_pods(config: &Value, running: &Running) -> Option<Finding> {
     })
 }
 
-/// Pods that do not run, each with the reason that its first container has.
+/// Pods that do not run, each with its first container's reason.
 fn waiting(running: &Running) -> Vec<Finding> {
     let reason = |pod: &Value| -> Option<String> {
         let own = pod["rejected"].as_str().map(str::to_owned);
@@ -203,7 +204,7 @@ fn ends(options: &AgentOptions, running: &Running) -> Vec<Finding> {
     findings
 }
 
-/// The registries that the configuration and the pods name.
+/// The registries of the configuration and the pods.
 fn registries(config: &Value, running: &Running) -> Vec<Finding> {
     let images = &config["kedge"]["images"];
     let settings = Registries::read(images.as_object(), &mut |_, _| ());

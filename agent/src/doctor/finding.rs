@@ -1,18 +1,18 @@
-//! What a check of `kedge doctor` finds, and how long it may take.
+//! The findings of a check of `kedge doctor`, and its time limit.
 
 use serde::Serialize;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// What to do about a disk that does not answer.
+/// The remedy for a disk that does not answer.
 pub(crate) const HANGS: &str = "nothing can be recorded until the disk answers: see dmesg";
 
-/// How a check went.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Level {
     Ok,
-    /// Works, or could not be seen; somebody should look.
+    /// Works, or could not be seen; somebody should check.
     Warn,
     /// Keeps the node from working.
     Fail,
@@ -24,7 +24,7 @@ pub(crate) struct Finding {
     pub(crate) check: &'static str,
     pub(crate) level: Level,
     pub(crate) found: String,
-    /// What to do about it.
+    /// The remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) advice: Option<String>,
 }

@@ -1,8 +1,9 @@
-//! A durable write below `--root-dir`, to see how long it takes.
+//! A durable write below `--root-dir`, to measure its time.
 //!
-//! Always holds: another process makes it, in a group of its own, which is left behind where the disk hangs: nothing ends a process
-//! that waits for a disk, and the doctor's answer must not. At most one waits, however often the doctor is asked: it holds a
-//! directory in the run directory. Leaves to others: what the running agent knows about its disk (`node`).
+//! Always holds: another process makes it, in a group of its own, which is left behind where the disk hangs:
+//! no signal ends a process that waits for a disk, and the doctor's answer must not wait for it. At most one
+//! waits, however often the doctor is run: it locks a directory in the run directory. Leaves to others: the
+//! running agent's knowledge of its disk (`node`).
 
 use crate::doctor::finding::{Finding, HANGS};
 use crate::options::Places;
@@ -15,16 +16,17 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long the other process is waited for: flash that collects its garbage takes seconds. Less than a check of the node may take.
+/// How long to wait for the other process: flash that collects its garbage takes seconds. Less than the limit
+/// of a check of the node.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A flush that takes longer is not healthy, even on flash that collects its garbage.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// The directory that the writing process holds, below the run directory.
+/// The directory that the writing process locks, below the run directory.
 const ONLY_ONE: &str = "doctor";
 
-/// The end of the writing process: what it has found, as an exit code. It prints the milliseconds, or the error.
+/// The result of the writing process, as its exit code. It prints the milliseconds, or the error.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum End {
@@ -72,7 +74,7 @@ fn of_error(error: &io::Error) -> End {
     if error.kind() == io::ErrorKind::PermissionDenied { End::Denied } else { End::Failed }
 }
 
-/// How long a durable write takes.
+/// Measures how long a durable write takes.
 pub(super) fn look(places: &Places) -> Finding {
     let shown = places.root_dir.display();
     match end_of_write(places) {
@@ -88,7 +90,7 @@ pub(super) fn look(places: &Places) -> Finding {
     }
 }
 
-/// Exit code and text of the writing process; None: it is still waiting.
+/// Exit code and text of the writing process; `None` if it still waits.
 fn end_of_write(places: &Places) -> io::Result<Option<(Option<i32>, String)>> {
     let mut child = Command::new(std::env::current_exe()?)
         .args(["doctor", "write", "--root-dir"])

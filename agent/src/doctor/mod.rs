@@ -1,9 +1,11 @@
-//! `kedge doctor`: looks at this node, what its pods need, and everything between it and its API server, and says what to do about what is wrong.
+//! `kedge doctor`: checks this node, its means to run pods, and everything between it and its API server, and
+//! gives a remedy for each fault.
 //!
-//! Always holds: each check has its own time limit, so one that hangs (a disk, a resolver) delays the others by that at most; a
-//! process that waits for a disk cannot be ended, so another process makes the write that may have to wait; what this user may not
-//! see is shown as unknown, never as good or bad; nothing of the agent's state is changed, and its lock is never taken.
-//! Leaves to others: the node's own checks (`node`), what pods need (`containers`), the way to the server (`server`).
+//! Always holds: each check has its own time limit, so one that hangs (a disk, a resolver) delays the others
+//! by that at most; a process that waits for a disk cannot be ended, so another process makes the write that
+//! may have to wait; a fact that this user may not see is shown as unknown, never as good or bad; no state of
+//! the agent is changed, and its lock is never taken. Leaves to others: the node's own checks (`node`), those
+//! for pods (`containers`), the way to the server (`server`).
 
 pub(crate) mod certificate;
 mod containers;
@@ -20,10 +22,10 @@ use std::time::Duration;
 
 pub use flush::write as write_to_disk;
 
-/// How long the checks of what pods need may take: each of the registries has its own limit.
+/// How long the checks for pods may take: each of the registries has its own limit.
 const CONTAINERS_LIMIT: Duration = Duration::from_secs(150);
 
-/// Looks at everything; prints it; says whether nothing failed.
+/// Runs all checks; prints the findings; returns whether none failed.
 pub fn run(options: &AgentOptions, output: Output) -> bool {
     let mut findings = Vec::new();
     let mut tell = |found: Vec<Finding>| {
@@ -40,7 +42,7 @@ pub fn run(options: &AgentOptions, output: Output) -> bool {
     let running = within(node::LIMIT, move || Running::ask(&asker)).unwrap_or_default();
     let (looker, seen) = (options.clone(), running.clone());
     tell(limited("containers", CONTAINERS_LIMIT, move || containers::look(&looker, &seen)));
-    // whatever started the agent that runs: its server counts, unless the command line names one
+    // the running agent's server counts, however it was started, unless the command line gives one
     if options.kubeconfig.is_none() {
         options.kubeconfig = running.status["server"]["kubeconfig"].as_str().map(Into::into);
     }
@@ -62,7 +64,7 @@ fn text(finding: &Finding) -> String {
     format!("{level:<5} {:<11} {}{advice}", finding.check, finding.found)
 }
 
-/// What the check finds, or that it took too long. Its thread ends with the process.
+/// The findings of the check, or one that it took too long. Its thread ends with the process.
 fn limited(
     name: &'static str,
     limit: Duration,

@@ -1,4 +1,5 @@
-//! The doctor's checks of the node itself: flags and local configuration, the running agent and its lock, unit, watchdog, disk.
+//! The doctor's checks of the node itself: flags and local configuration, the running agent and its lock,
+//! unit, watchdog, disk.
 
 use super::flush;
 use crate::doctor::finding::{Finding, HANGS};
@@ -28,13 +29,13 @@ pub(super) const CHECKS: [(&str, Check); 6] = [
     ("disk", disk),
 ];
 
-/// How long one may take: more than an agent gives itself for an answer.
+/// How long one may take: more than an agent takes for an answer.
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
-/// Below this a checkpoint of usual size and the agent's records have no room.
+/// With less there is no room for a checkpoint of usual size and the agent's records.
 const LEAST_FREE_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Fewer files than these are soon used up by logs.
+/// Logs soon use up fewer files than these.
 const FEW_INODES: u64 = 1000;
 
 /// An agent that started less than this ago may still be connecting.
@@ -116,7 +117,8 @@ fn contact(status: &Value) -> Finding {
     }
 }
 
-/// Who holds the root directory, by the kernel's list: taking the lock to see would keep a starting agent out.
+/// The holder of the root directory, by the kernel's list: taking the lock to see would keep a starting agent
+/// out.
 fn lock(options: &AgentOptions) -> Vec<Finding> {
     let root = options.places.root_dir.display();
     let found = match linux::holders(&options.places.root_dir, &Roots::default()) {
@@ -165,6 +167,7 @@ fn unit(_: &AgentOptions) -> Vec<Finding> {
     let properties =
         "LoadState,ActiveState,SubState,UnitFileState,NRestarts,WatchdogUSec,ExecStart,EnvironmentFiles";
     let asked = Command::new("systemctl").args(["show", "kedge.service", "--property", properties]).output();
+    // a warning only: containers and other init systems run agents, too
     let Ok(output) = asked else {
         let advice = "something else must start the agent again after every exit, and see crashes";
         return vec![Finding::warn("unit", "there is no systemctl here", advice)];
@@ -209,10 +212,10 @@ fn unit(_: &AgentOptions) -> Vec<Finding> {
     findings
 }
 
-/// The machine's own: the unit's cannot end a kernel that hangs.
+/// The machine's own watchdog: the unit's cannot end a kernel that hangs.
 fn watchdog(_: &AgentOptions) -> Vec<Finding> {
     let devices = linux::watchdogs(&Roots::default());
-    // the one that runs, if any does
+    // the running one, if there is one
     let shown = devices.iter().find(|device| device.is_active()).or(devices.first());
     let advice = "RuntimeWatchdogSec=30 in /etc/systemd/system.conf makes systemd feed it";
     vec![match shown {
@@ -246,7 +249,7 @@ fn disk(options: &AgentOptions) -> Vec<Finding> {
     };
     let room = format!("{} of {} free, {inodes} inodes", size(bytes), size(capacity.root_bytes));
     let advice = "free space: pushes and verdicts cannot be recorded without";
-    // file systems without a table of inodes have a capacity of none
+    // file systems without a table of inodes report a capacity of 0
     let few = capacity.root_inodes > 0 && inodes < FEW_INODES;
     let mut findings = vec![match bytes {
         0..LEAST_FREE_BYTES => Finding::fail("disk", room, advice),

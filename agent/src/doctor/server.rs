@@ -1,5 +1,6 @@
-//! The doctor's checks on the way to the API server, each on what the one before gave: kubeconfig, name, connection, TLS, clock,
-//! rights. The first that fails ends them: what comes after it would only fail for the same reason.
+//! The doctor's checks on the way to the API server, each using the result of the one before: kubeconfig,
+//! name, connection, TLS, clock, rights. The first failure ends them: the later ones would only fail for the
+//! same reason.
 
 use super::certificate;
 use crate::doctor::finding;
@@ -30,7 +31,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// How long one step may take. Longer than a handshake over a link of 600 ms with losses.
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// A certificate that ends sooner is worth a warning: time enough to drive to a node.
+/// A certificate that expires sooner is worth a warning: time enough to drive to a node.
 const SOON: u64 = 14 * 86_400;
 
 /// A clock further off than this makes logs and events hard to read, if nothing worse.
@@ -39,7 +40,7 @@ const CLOCK_SLACK_SECS: u64 = 30;
 /// Hands findings on as they are made.
 type Tell<'a> = &'a mut dyn FnMut(Vec<Finding>);
 
-/// All steps; `running`: what the agent that runs calls itself.
+/// All steps; `running` is the running agent's node name.
 pub(super) fn look(options: &AgentOptions, running: Option<&str>, tell: Tell<'_>) {
     let Some(path) = options.kubeconfig.clone() else {
         let advice = "the local configuration alone runs; kedge doctor --kubeconfig FILE looks at a server";
@@ -59,7 +60,7 @@ pub(super) fn look(options: &AgentOptions, running: Option<&str>, tell: Tell<'_>
     let chosen = node_name::choose(options.node_name.as_deref(), credential.clone(), &hostname);
     let node = running.filter(|_| options.node_name.is_none()).unwrap_or(&chosen.name).to_owned();
     let shown = kubeconfig.path.display().to_string();
-    // with another's credential everything else fails for this one reason
+    // with another node's credential everything else would fail for this one reason
     let is_another = node_name::conflict(&node, credential.as_deref(), &shown);
     tell(vec![match &is_another {
         Some(conflict) => {
@@ -93,7 +94,7 @@ pub(super) fn look(options: &AgentOptions, running: Option<&str>, tell: Tell<'_>
     }
 }
 
-/// As the agent judges certificates.
+/// The same clock as the agent's for certificates.
 fn clock() -> WallClock {
     Arc::new(|| wall().max(kedge_api::EARLIEST_NOW))
 }
@@ -267,7 +268,7 @@ fn handshake_failed(kubeconfig: &Kubeconfig, error: &std::io::Error) -> Finding 
     Finding::fail("tls", found, advice)
 }
 
-/// The first request: whether the server knows us, its clock, and whether it is our hub.
+/// The first request: shows whether the server knows us, its clock, and whether it is our hub.
 fn version(client: &Client, tell: Tell<'_>) -> Option<bool> {
     match client.request(&Request::get("/version", LIMIT)) {
         Ok(response) => {
@@ -324,9 +325,9 @@ struct Right {
     resource: &'static str,
     subresource: &'static str,
     namespace: &'static str,
-    /// On the Node's name.
+    /// Limited to the Node of this name.
     is_own: bool,
-    /// What is lost without it.
+    /// The function that does not work without it.
     lost: &'static str,
 }
 
@@ -340,7 +341,7 @@ const LEASES: Right = Right {
     ..right("patch", "leases", "the node is taken for lost")
 };
 
-/// Everything that an agent asks of a server, but for its ConfigMap.
+/// All rights that an agent needs at a server, except for its ConfigMap.
 const RIGHTS: [Right; 9] = [
     right("list", "nodes", "nothing works: the agent does not find its Node"),
     right("watch", "nodes", "nothing works: the agent does not see its Node change"),
@@ -395,7 +396,7 @@ fn missing(node: &str, right: &Right) -> Finding {
     Finding::fail("rights", found, "docs/kubernetes.md has the roles; a node of a hub has them by its name")
 }
 
-/// Asks the server by a SelfSubjectAccessReview.
+/// Queries the server by a SelfSubjectAccessReview.
 fn may(client: &Client, node: &str, right: &Right) -> Result<bool, NetError> {
     let mut attributes = json!({"verb": right.verb, "resource": right.resource, "group": right.group});
     if !right.subresource.is_empty() {
@@ -422,7 +423,7 @@ fn review(client: &Client, attributes: Value) -> Result<bool, NetError> {
     Ok(answer["status"]["allowed"] == true)
 }
 
-/// Without reviews: the requests themselves, as dry runs where they change something.
+/// Without reviews: sends the requests themselves, as dry runs where they change something.
 fn tried(client: &Client, node: &str) -> Vec<Finding> {
     let own = format!("/api/v1/nodes/{node}");
     let lease =
@@ -452,6 +453,7 @@ fn tried(client: &Client, node: &str) -> Vec<Finding> {
 
 /// The assigned ConfigMap, if one is.
 fn config_map(client: &Client, node: &str, is_hub: bool) -> Vec<Finding> {
+    // a list, because the agent lists and watches its Node: a role that allows only `get` does not suffice
     let path = format!("/api/v1/nodes?fieldSelector=metadata.name%3D{node}");
     let listed: Value = match client.request(&Request::get(path, LIMIT)).and_then(|response| response.json())
     {

@@ -1,14 +1,14 @@
-//! What the routes know of their node, and what a request may arrive on.
+//! The routes' knowledge of their node, and the transport of a request.
 
 use crate::options::AgentOptions;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// What a request may arrive on.
+/// The transport of a request.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// What routes know of their node.
+/// The part of the agent that routes need.
 pub struct Node {
     /// The flags of its agent.
     pub agent: AgentOptions,

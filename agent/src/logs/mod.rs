@@ -1,8 +1,10 @@
-//! What a container has written, from the files of this node: `kedge logs`, without any server, and `/containerLogs` of the kubelet's API.
+//! The output of a container, from the files of this node: `kedge logs`, without any server, and
+//! `/containerLogs` of the kubelet's API.
 //!
-//! Owns which pod, container and run is meant (`runs`), and what of it is wanted (`lines`). Always holds: it works while no agent
-//! runs; what cannot be read is an error that names the file; a pipe that is closed ends it without a complaint. A running agent is
-//! asked for two things only: where logs are, and whether a container that is followed still runs. Blocks: it is a command.
+//! Owns the selection of pod, container and run (`runs`), and of their lines (`lines`). Always holds: it
+//! works while no agent runs; an unreadable file is an error that names it; a closed pipe ends it without a
+//! complaint. It queries a running agent for two facts only: where logs are, and whether a followed container
+//! still runs. Blocks: it is a command.
 
 pub(crate) mod lines;
 mod runs;
@@ -24,9 +26,9 @@ pub(crate) use lines::Stream;
 use lines::Wanted;
 use runs::{Log, Run};
 
-/// How often a log that is followed is read again: a person waits, and reading nothing costs one system call.
+/// How often a followed log is read again: a person waits, and reading nothing costs one system call.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// How often the agent is asked whether the container still runs.
+/// How often to query the agent whether the container still runs.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 fn failed(error: impl std::fmt::Display) -> CommandError {
@@ -36,26 +38,26 @@ fn failed(error: impl std::fmt::Display) -> CommandError {
 /// `kedge logs`.
 ///
 /// # Errors
-/// There is no such pod, container or run, or its files cannot be read.
+/// The pod, container or run does not exist, or its files cannot be read.
 pub fn run(options: &LogsOptions) -> Result<(), CommandError> {
     let found = find(options)?;
     found.write(options, &mut BufWriter::new(io::stdout().lock()))
 }
 
-/// A log that is there.
+/// An existing log.
 pub(crate) struct Found(Run);
 
-/// Looks for the log that is meant.
+/// Finds the log of these options.
 ///
 /// # Errors
-/// There is no such pod, container or run, or its files cannot be read.
+/// The pod, container or run does not exist, or its files cannot be read.
 pub(crate) fn find(options: &LogsOptions) -> Result<Found, CommandError> {
     let run = Run::find(&logs_dir(&options.agent)?, options, &known(options));
     let run = run.map_err(|why| match waiting(options) {
         Some(waits) => format!("{why}: {waits}"),
         None => why,
     });
-    // once an answer has begun, an error only breaks it off
+    // once an answer has begun, an error could only break it off
     run.and_then(|run| run.check().map(|()| Found(run))).map_err(failed)
 }
 
@@ -69,7 +71,8 @@ fn waiting(options: &LogsOptions) -> Option<String> {
     Some(format!("container {} waits: {reason}", first["name"].as_str().unwrap_or_default()))
 }
 
-/// The UIDs of the pods of that name that a running agent knows: a directory with another one is no log of theirs, however new.
+/// The UIDs of the pods of that name that a running agent knows: a directory with another UID is not their
+/// log, however new.
 fn known(options: &LogsOptions) -> Vec<String> {
     of_name(options).iter().filter_map(|pod| pod["uid"].as_str().map(str::to_owned)).collect()
 }
@@ -84,7 +87,7 @@ fn of_name(options: &LogsOptions) -> Vec<Value> {
 }
 
 impl Found {
-    /// Writes what is wanted of it, and flushes whenever it waits for more. A reader who has left is no error.
+    /// Writes the wanted lines, and flushes before each wait for more. A reader who has left is not an error.
     ///
     /// # Errors
     /// Its files cannot be read, or nothing can be written.
@@ -123,7 +126,7 @@ fn write(run: &Run, options: &LogsOptions, out: &mut impl Write) -> Result<(), C
         thread::sleep(LOOK_EVERY);
         if asked.elapsed() >= ASK_EVERY {
             asked = Instant::now();
-            // what it wrote last is read once more
+            // the last output is read once more
             is_over = run.is_superseded() || has_ended(options, run);
         }
     }
@@ -139,7 +142,7 @@ fn copy(log: &mut Log, wanted: &mut Wanted, out: &mut impl Write) -> io::Result<
     Ok(())
 }
 
-/// Where logs are: as the running agent has it, else by the local configuration.
+/// The directory of logs: the running agent's, or else the local configuration's.
 pub(crate) fn logs_dir(agent: &AgentOptions) -> Result<PathBuf, CommandError> {
     if let Ok(answer) = client::get(&agent.places.socket(), "/configz")
         && let Ok(body) = serde_json::from_slice::<Value>(&answer.body)
@@ -159,7 +162,7 @@ fn has_ended(options: &LogsOptions, run: &Run) -> bool {
     shows_the_end(&body, run.uid(), run.container())
 }
 
-/// What an agent that has just begun does not list, or does not know to run, may run.
+/// A container may run although an agent that has just started does not list it, or does not know its state.
 fn shows_the_end(found: &Value, uid: &str, container: &str) -> bool {
     let Some(pods) = found["pods"].as_array().filter(|_| found["isComplete"] != false) else { return false };
     let of_pod = pods.iter().find(|pod| pod["uid"] == uid);
@@ -193,7 +196,7 @@ mod tests {
         ] {
             let mut found = shown(state);
             assert_eq!(ends(&found), expect, "{state}");
-            // an agent that has just begun
+            // an agent that has just started
             found["isComplete"] = json!(false);
             assert!(!ends(&found), "{state}");
         }

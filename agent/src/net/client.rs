@@ -1,13 +1,13 @@
-//! Requests to the API server, and what their outcomes mean.
+//! Requests to the API server, and the meaning of their outcomes.
 //!
-//! Owns credentials in use (reloaded when their files change), the headers we send, deadlines, the size limits of
-//! answers, and the sorting of every outcome by what happens next ([`NetError`]). Always holds: a request ends
-//! within its deadline; a connection on which one timed out or broke off is never used again; only idempotent
-//! requests are repeated, and only because a kept connection turned out dead.
+//! Owns the credentials in use (reloaded when their files change), the headers we send, deadlines, the size
+//! limits of answers, and the classification of every outcome by what happens next ([`NetError`]). Always
+//! holds: a request ends within its deadline; a connection on which one timed out or broke off is never used
+//! again; only idempotent requests are repeated, and only because a kept connection turned out dead.
 //!
-//! An [`Api`] is one server as a kubeconfig names it. A [`Client`] is one stream to it: one kept connection, used by
-//! one thread at a time (more threads would each open a connection). Streams share names, credentials and TLS
-//! sessions. Left to others: paths, bodies, schedules and back-off.
+//! An [`Api`] is one server as a kubeconfig names it. A [`Client`] is one stream to it: one kept connection,
+//! used by one thread at a time (more threads would each open a connection). Streams share names, credentials
+//! and TLS sessions. Left to others: paths, bodies, schedules and back-off.
 
 use crate::locks::locked;
 use crate::net::credentials::ApiOptions;
@@ -37,28 +37,28 @@ use super::transport::{
     BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, Route, plain,
 };
 
-/// Most bytes read of an answer that says no: a `Status` object with its causes.
+/// Most bytes read of a refusal: a `Status` object with its causes.
 pub const MAX_STATUS_BYTES: usize = 64 * 1024;
 
-/// Most bytes of the head of an answer. A Kubernetes API server sends about 330, with warnings up to 4 KiB more. Below
-/// the size of the buffer: ureq takes a full buffer for an end of the connection.
+/// Most bytes of the head of an answer. A Kubernetes API server sends about 330, with warnings up to 4 KiB
+/// more. Below the size of the buffer: ureq takes a full buffer for an end of the connection.
 const MAX_HEAD_BYTES: usize = BUFFER_BYTES / 2;
 
-/// Longest that an idle connection is kept. Status goes out every 5 minutes, and the kernel's keepalive (104 bytes
-/// each 75 s) costs less than a resumed handshake (over 1 KB).
+/// Longest that an idle connection is kept. Status goes out every 5 minutes, and the kernel's keepalive (104
+/// bytes each 75 s) costs less than a resumed handshake (over 1 KB).
 const MAX_IDLE: Duration = Duration::from_secs(10 * 60);
 
 /// Most warnings kept of one answer, and most bytes of each (upstream's server stops at 4 KiB in all).
 const MAX_WARNINGS: usize = 8;
 const MAX_WARNING_BYTES: usize = 512;
 
-/// Longest `Retry-After` that is believed; a server that says more is wrong or gone by then.
+/// Longest `Retry-After` that is respected; a server that sends more is wrong or gone by then.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(10 * 60);
 
-/// Most bytes of a server's own words that an error carries on.
+/// Most bytes of a server's own words in an error.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// What to do to the resource.
+/// The operation on the resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// Read.
@@ -93,21 +93,23 @@ pub struct Request {
     pub path_and_query: String,
     /// Media type of the body; needed with one.
     pub content_type: Option<&'static str>,
-    /// The `Accept` header; none by default: servers answer in JSON then, and the header costs bytes.
+    /// The `Accept` header; `None` by default: servers answer in JSON then, and the header costs bytes.
     pub accept: Option<&'static str>,
     /// Whether to send `Prefer: return=minimal`, which our hub honours.
     pub prefer_minimal: bool,
-    /// Whether to send `User-Agent`, by which a server's logs and other servers' `managedFields` name this agent.
+    /// Whether to send `User-Agent`, which names this agent in a server's logs and in other servers'
+    /// `managedFields`.
     pub names_agent: bool,
     pub body: Option<Vec<u8>>,
-    /// Longest that all of it may take: lookup, connection, request, answer.
+    /// Longest time for all of it: lookup, connection, request, answer.
     pub deadline: Duration,
     /// Most bytes of a successful answer's body.
     pub response_limit_bytes: usize,
-    /// Whether it may be sent once more when a kept connection turns out dead: sending it twice does what sending it
-    /// once does.
+    /// Whether it may be sent once more when a kept connection turns out dead: sending it twice has the same
+    /// effect as once.
     pub is_repeatable: bool,
-    /// Which part of the object it is about, for `kedge status`, where requests for several parts of one come to different ends.
+    /// The part of the object that it is about, for `kedge status`, where requests about different parts of
+    /// one object have separate outcomes.
     pub part: &'static str,
 }
 
@@ -119,7 +121,8 @@ pub const STRATEGIC_MERGE_PATCH: &str = "application/strategic-merge-patch+json"
 pub const JSON: &str = "application/json";
 /// `Accept` for an answer of metadata only: the smallest that upstream's servers give for a write.
 pub const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-/// The same for an answer that nobody reads: two thirds of the bytes. Upstream's servers refuse in JSON all the same.
+/// The same for an answer that nobody reads: two thirds of the bytes. Upstream's servers send refusals in
+/// JSON all the same.
 pub const METADATA_UNREAD: &str =
     "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
@@ -149,7 +152,7 @@ impl Request {
         Self::new(Method::Get, path_and_query, deadline)
     }
 
-    /// Creates a resource from JSON. Not repeated: the second one would find the first one's object there.
+    /// Creates a resource from JSON. Not repeated: the second one would find the first one's object.
     #[must_use]
     pub fn post(path_and_query: impl Into<String>, body: Vec<u8>, deadline: Duration) -> Self {
         Self::new(Method::Post, path_and_query, deadline).with_body(JSON, body)
@@ -161,8 +164,8 @@ impl Request {
         Self::new(Method::Put, path_and_query, deadline).with_body(JSON, body)
     }
 
-    /// Patches a resource; `content_type` says what kind of patch `body` is. Repeated where needed: merge patches and
-    /// strategic merge patches without list operations do the same twice as once.
+    /// Patches a resource; `content_type` is the kind of patch of `body`. Repeated where needed: merge
+    /// patches and strategic merge patches without list operations have the same effect twice as once.
     #[must_use]
     pub fn patch(
         path_and_query: impl Into<String>,
@@ -191,7 +194,7 @@ impl Request {
         self
     }
 
-    /// Asks for the smallest answer, in the way of both our hub and upstream.
+    /// Requests the smallest answer, in the way of both our hub and upstream.
     #[must_use]
     pub fn with_smallest_answer(mut self) -> Self {
         self.prefer_minimal = true;
@@ -206,8 +209,8 @@ pub struct Response {
     pub status: u16,
     /// The body, whole; empty after `Prefer: return=minimal`.
     pub body: Vec<u8>,
-    /// The server's `Date`, in seconds since 1970. It shows how far this node's clock is off; nothing else may depend
-    /// on it.
+    /// The server's `Date`, in seconds since 1970. It shows how far this node's clock is off; nothing else
+    /// may depend on it.
     pub date_unix_secs: Option<u64>,
     /// Texts of the server's `Warning` headers.
     pub warnings: Vec<String>,
@@ -215,9 +218,9 @@ pub struct Response {
     pub desired: Option<u64>,
     /// Our hub's answer to a renewal: ids of calls that wait for the node.
     pub calls: Vec<String>,
-    /// The server offers to take a renewal as its time alone, [`RENEWAL_MEDIA`].
+    /// The server offers to accept a renewal as its time alone, [`RENEWAL_MEDIA`].
     pub takes_time_alone: bool,
-    /// What was asked, for messages: `GET https://hub:6443/api/v1/nodes/edge-1`.
+    /// The request, for messages: `GET https://hub:6443/api/v1/nodes/edge-1`.
     pub request: String,
 }
 
@@ -230,7 +233,7 @@ impl Response {
         kedge_api::read::from_slice(&self.body).map_err(|error| NetError::Garbled {
             request: self.request.clone(),
             status: Some(self.status),
-            // the error repeats what it found, which may be the whole answer
+            // the error repeats the value, which may be the whole answer
             why: format!("the answer is not the JSON that is expected: {}", shortened(&error.to_string())),
         })
     }
@@ -264,18 +267,18 @@ impl Api {
         Self::open_with(options, Lookup::system(), Arc::new(read_named_file))
     }
 
-    /// As [`Api::open`], with the caller's own name lookup instead of the system's.
+    /// Like [`Api::open`], with the caller's own name lookup instead of the system's.
     ///
     /// # Errors
-    /// As [`Api::open`].
+    /// Those of [`Api::open`].
     pub fn open_with_lookup(options: ApiOptions, resolve: LookupFn) -> Result<Arc<Self>, OpenError> {
         Self::open_with(options, Lookup::with(resolve), Arc::new(read_named_file))
     }
 
-    /// As [`Api::open`], with the caller's own way to read the kubeconfig and the files it names.
+    /// Like [`Api::open`], with the caller's own way to read the kubeconfig and the files it names.
     ///
     /// # Errors
-    /// As [`Api::open`].
+    /// Those of [`Api::open`].
     pub fn open_with_files(options: ApiOptions, read: Arc<ReadFile>) -> Result<Arc<Self>, OpenError> {
         Self::open_with(options, Lookup::system(), read)
     }
@@ -310,38 +313,38 @@ impl Api {
         self.credentials.loaded().url.clone()
     }
 
-    /// The node for which the credential is, if it is a node's.
+    /// The node that the credential is for, if it is a node's.
     #[must_use]
     pub fn node(&self) -> Option<String> {
         self.credentials.loaded().node.clone()
     }
 
-    /// What requests to it last came to.
+    /// The latest outcomes of requests to it.
     #[must_use]
     pub fn outcomes(&self) -> &Outcomes {
         &self.outcomes
     }
 
-    /// Loads the kubeconfig anew if a file behind it changed since; the number of the loading that is in use. Waits
-    /// for unresponsive files only briefly: then it is the previous loading.
+    /// Loads the kubeconfig anew if a file behind it has changed since; returns the number of the loading in
+    /// use. Waits for unresponsive files only briefly: then the previous loading stays in use.
     pub fn refresh(&self) -> u64 {
         self.credentials.latest().generation
     }
 
-    /// The number of the server that is in use, without a look at the files: the servers that the kubeconfig has named are counted
-    /// from 0. A new certificate or token for the same server is not another server.
+    /// The number of the server in use, without a look at the files: the servers that the kubeconfig has
+    /// named are counted from 0. A new certificate or token for the same server is not another server.
     pub fn server(&self) -> u64 {
         self.credentials.loaded().server
     }
 }
 
-/// A connection to the server before TLS, and what TLS and a request on it need.
+/// A connection to the server before TLS, and everything that TLS and a request on it need.
 pub(crate) struct Dialled {
     pub(crate) socket: std::net::TcpStream,
     pub(crate) route: Arc<Route>,
-    /// The server's.
+    /// The server's URL.
     pub(crate) url: String,
-    /// The header, if a certificate is not all that we show.
+    /// The header, if there is a credential besides a certificate.
     pub(crate) authorization: Option<HeaderValue>,
 }
 
@@ -374,19 +377,21 @@ pub(crate) struct StreamLimits {
 }
 
 impl Client {
-    /// Another stream to the same server: its own connection and [`Cancel`], the same credentials and TLS sessions.
+    /// Another stream to the same server: its own connection and [`Cancel`], the same credentials and TLS
+    /// sessions.
     #[must_use]
     pub fn for_stream(&self, name: &'static str) -> Self {
         self.0.api.stream(name)
     }
 
-    /// The same stream, for the server of this number: to another nothing is sent, for it was composed for that one.
+    /// The same stream, for the server of this number: a request composed for that server is not sent to
+    /// another.
     #[must_use]
     pub fn for_server(&self, number: u64) -> Self {
         Self(Arc::clone(&self.0), Some(number))
     }
 
-    /// What a request is sent with, unless it is meant for another server.
+    /// The credentials for a request, unless it is meant for another server.
     fn access(&self, method: &http::Method, path_and_query: &str) -> Result<(Arc<Access>, String), NetError> {
         let access = self.0.api.credentials.latest();
         let asked = format!("{method} {}{path_and_query}", access.url);
@@ -422,7 +427,7 @@ impl Client {
     /// Opens a connection that carries no request of ours but the caller's own. Blocks, at most for `limit`.
     ///
     /// # Errors
-    /// There is no way to the server, or no credential.
+    /// The server cannot be reached, or there is no credential.
     pub(crate) fn dial(&self, limit: Duration) -> Result<Dialled, String> {
         let access = self.0.api.credentials.latest();
         let dialler = self.dialler(&access);
@@ -434,7 +439,7 @@ impl Client {
     /// Sends a request and reads the whole answer. Blocks, at most for the request's deadline.
     ///
     /// # Errors
-    /// Everything but a whole answer with a status below 300; see [`NetError`].
+    /// Anything but a whole answer with a status below 300; see [`NetError`].
     pub fn request(&self, request: &Request) -> Result<Response, NetError> {
         let (access, asked) = self.access(&request.method.http(), &request.path_and_query)?;
         let outcome = self.exchange(&access, request, asked);
@@ -460,7 +465,7 @@ impl Client {
         self.whole(access, request, asked, answer)
     }
 
-    /// Opens an answer whose body comes in pieces for a long time.
+    /// Opens an answer whose body arrives in pieces for a long time.
     pub(crate) fn open_stream(
         &self,
         path_and_query: &str,
@@ -484,7 +489,7 @@ impl Client {
         }
     }
 
-    /// The body of a streamed answer, what was asked, and the server's `Date`.
+    /// The body of a streamed answer, the request for messages, and the server's `Date`.
     fn open_body(
         &self,
         access: &Access,
@@ -533,7 +538,8 @@ impl Client {
             .http_status_as_error(false)
             .max_redirects(0)
             .proxy(None)
-            // sent by each request that names it: ureq keeps no connection for requests that differ in it
+            // each request that sets `names_agent` sends it: ureq keeps no connection for requests that
+            // differ in it
             .user_agent(AutoHeaderValue::None)
             .accept(AutoHeaderValue::None)
             .accept_encoding(AutoHeaderValue::None)
@@ -587,14 +593,15 @@ impl Client {
                 self.0.api.links.proved_dead(begun);
             }
             if let Some(address) = locked(&self.0.connected).take() {
-                // it took the connection and does not serve: the next one goes to another, if its name has one
+                // it accepted the connection and does not serve: the next connection goes to another address,
+                // if the name has one
                 self.0.api.links.avoid(address);
             }
             Failure { is_dead_connection, error: self.net_error(asked, &error, None) }
         })
     }
 
-    /// Reads the body of an answer and sorts it.
+    /// Reads the body of an answer and classifies it.
     fn whole(
         &self,
         access: &Access,
@@ -613,7 +620,7 @@ impl Client {
         let retry_after = answer.headers().get(header::RETRY_AFTER).cloned();
         let mut body = Vec::new();
         let unlimited = answer.into_body().into_with_config().limit(u64::MAX).reader();
-        // a stream that is refused has no deadline of its own
+        // a refused stream has no deadline of its own
         let bounded = Until { reader: unlimited, end: Instant::now() + request.deadline };
         let read = bounded.take(limit as u64 + 1).read_to_end(&mut body);
         if is_success {
@@ -641,7 +648,7 @@ impl Client {
         Err(refusal(asked, status, &body, retry_after.as_ref()))
     }
 
-    /// An error of ureq, or of our transport below it, sorted. `status` is given once the head was read.
+    /// Classifies an error of ureq, or of our transport below it. `status` is set once the head was read.
     fn net_error(&self, asked: &str, error: &ureq::Error, status: Option<u16>) -> NetError {
         if self.0.cancel.is_cancelled() {
             return NetError::Cancelled;
@@ -672,7 +679,7 @@ struct Limits {
     idle: Option<Duration>,
 }
 
-/// Why no head of an answer was read.
+/// Why the head of an answer could not be read.
 struct Failure {
     error: NetError,
     /// The request went out on a kept connection, which proved dead before any answer came.
@@ -732,7 +739,7 @@ fn is_lost_connection(error: &ureq::Error) -> bool {
         BrokenPipe, ConnectionAborted, ConnectionReset, HostUnreachable, NetworkUnreachable, NotConnected,
         TimedOut, UnexpectedEof,
     };
-    // the last three are the kernel's, which waits no longer for an acknowledgement
+    // the last three are the kernel's, when an acknowledgement is overdue
     matches!(error, ureq::Error::Io(error) if matches!(error.kind(),
         BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof
         | HostUnreachable | NetworkUnreachable | TimedOut))
@@ -749,7 +756,7 @@ fn is_untrusted(error: &(dyn error::Error + Send + Sync + 'static)) -> bool {
     )
 }
 
-/// What went wrong, in words for an operator.
+/// The error, in words for an operator.
 fn describe(error: &ureq::Error) -> String {
     match error {
         ureq::Error::Other(inner) => match inner.downcast_ref::<DialError>() {
@@ -847,7 +854,7 @@ fn calls_of(headers: &HeaderMap) -> Vec<String> {
     told.map(ids_of).unwrap_or_default()
 }
 
-/// Whether `Accept-Patch` (RFC 5789 section 3.1) names the type.
+/// Whether `Accept-Patch` (RFC 5789 section 3.1) lists the type.
 fn takes_time_alone(headers: &HeaderMap) -> bool {
     let types = headers.get_all("accept-patch").iter().filter_map(|value| value.to_str().ok());
     types.flat_map(|types| types.split(',')).any(|media| media.trim() == RENEWAL_MEDIA)
@@ -857,7 +864,7 @@ fn date_of(headers: &HeaderMap) -> Option<u64> {
     parse_http_date(headers.get(header::DATE)?.to_str().ok()?)
 }
 
-/// Reads that end at a time, to the length of one read.
+/// Reads that end at a time, give or take one read.
 struct Until<R> {
     reader: R,
     end: Instant,
@@ -883,12 +890,12 @@ pub(crate) struct StreamedBody {
 }
 
 impl StreamedBody {
-    /// What was asked, for messages.
+    /// The request, for messages.
     pub(crate) fn asked(&self) -> &str {
         &self.asked
     }
 
-    /// Reads what has come; 0 is the orderly end.
+    /// Reads available bytes; 0 is the orderly end.
     pub(crate) fn read(&mut self, bytes: &mut [u8]) -> Result<usize, NetError> {
         let read = self.reader.read(bytes).map_err(|error| match self.cancel.is_cancelled() {
             true => NetError::Cancelled,

@@ -1,11 +1,12 @@
 //! The credentials in use: the kubeconfig and the files it names, as last read successfully.
 //!
-//! Owns when those files are looked at: on every request, on a thread that does nothing else. Always holds: a request waits
-//! for the files at most [`FILES_LIMIT`], once; while they do not answer (a dying disk, a network file system) what was read
-//! before stays in use and the heartbeat goes on. A change that cannot be used leaves the old credentials in place too, and is
-//! tried again until it can be used or is taken back.
+//! Owns when those files are checked: on every request, on a thread that does nothing else. Always holds: a
+//! request waits for the files at most [`FILES_LIMIT`], once; while they do not answer (a dying disk, a
+//! network file system) the earlier content stays in use and the heartbeat continues. An unusable change
+//! leaves the old credentials in place too, and is tried again until it can be used or is taken back.
 //!
-//! Left to others: what a kubeconfig means (`kubeconfig`), and what the credentials open (`transport`).
+//! Left to others: the meaning of a kubeconfig (`kubeconfig`), and connections with the credentials
+//! (`transport`).
 
 use crate::locks::locked;
 use crate::net::error::OpenError;
@@ -26,24 +27,25 @@ use super::transport::Route;
 use crate::errors::chain;
 use crate::node_name;
 
-/// How long a token is used before its file is read again, whatever the file's time says (upstream's period).
+/// How long a token is used before its file is read again, whatever the file's time is (upstream's period).
 const TOKEN_PERIOD: Duration = Duration::from_secs(60);
 
-/// How long a request waits for the files to be looked at. Flash that collects its garbage takes a second; a renewal has
-/// four at least.
+/// How long a request waits for a check of the files. Flash that collects its garbage takes a second; a
+/// renewal has four at least.
 const FILES_LIMIT: Duration = Duration::from_secs(2);
 
-/// A disk that takes longer than [`FILES_LIMIT`] to fail is left alone for this many times as long: at each try a request waits.
+/// A disk that takes longer than [`FILES_LIMIT`] to fail is left alone for this many times as long, because a
+/// request waits at each try.
 const FAILED_PAUSE: u32 = 10;
 
-/// Requests that wait for one look: one for each stream, and room.
+/// Requests that wait for one check: one for each stream, and some more.
 const LOOKS: usize = 8;
 
 /// The credentials of one kubeconfig, kept up to date.
 pub(super) struct Credentials {
     latest: Arc<Mutex<Arc<Access>>>,
     looks: SyncSender<SyncSender<()>>,
-    /// The last look took longer than anybody waits.
+    /// The last check took longer than any request waits.
     is_stuck: Arc<AtomicBool>,
     kubeconfig: PathBuf,
 }
@@ -52,7 +54,7 @@ impl Credentials {
     /// Reads the files for the first time, here and now.
     ///
     /// # Errors
-    /// If something in them cannot be used, or there is no thread to read them on later.
+    /// If something in them is unusable, or the system gives no thread to read them on later.
     pub(super) fn load(options: ApiOptions, read: Arc<ReadFile>) -> Result<Self, OpenError> {
         let (access, files) = load(&options, &*read, None)?;
         let latest = Arc::new(Mutex::new(Arc::new(access)));
@@ -69,12 +71,12 @@ impl Credentials {
         Ok(Self { latest, looks, is_stuck, kubeconfig })
     }
 
-    /// What is loaded, without a look at the files.
+    /// The loaded credentials, without a check of the files.
     pub(super) fn loaded(&self) -> Arc<Access> {
         Arc::clone(&locked(&self.latest))
     }
 
-    /// What the files say now; what they said before if they do not answer.
+    /// The credentials of the files' present content; of the earlier content if the files do not answer.
     pub(super) fn latest(&self) -> Arc<Access> {
         let (done, is_done) = sync_channel(1);
         let waits = self.looks.try_send(done).is_ok() && !self.is_stuck.load(Ordering::Acquire);
@@ -90,15 +92,15 @@ impl Credentials {
     }
 }
 
-/// Looks at the files, on its own thread, which ends with the [`Credentials`].
+/// Checks the files, on its own thread, which ends with the [`Credentials`].
 struct Keeper {
     options: ApiOptions,
     read: Arc<ReadFile>,
     latest: Arc<Mutex<Arc<Access>>>,
     is_stuck: Arc<AtomicBool>,
-    /// The files behind what is loaded.
+    /// The files behind the loaded credentials.
     files: Vec<FileRead>,
-    /// The logged error about newer files that cannot be used, and when they are tried again.
+    /// The logged error about newer unusable files, and when to try them again.
     failed: Option<(String, Instant)>,
 }
 
@@ -116,8 +118,9 @@ impl Keeper {
         }
     }
 
-    /// A change that cannot be used is logged once, and tried again at the next looks: what corrects it need not show on the files
-    /// known here. It may be one that only the new kubeconfig names, or a disk that reads again.
+    /// An unusable change is logged once, and tried again at the next checks: its correction need not show on
+    /// the files known here. It may be in a file that only the new kubeconfig names, or the disk may read
+    /// again.
     fn look(&mut self) {
         let access = Arc::clone(&locked(&self.latest));
         let begun = Instant::now();
@@ -152,17 +155,17 @@ impl Keeper {
     }
 }
 
-/// One loading of the kubeconfig: a way to the server, and who we are there.
+/// One loading of the kubeconfig: a way to the server, and our identity there.
 pub(super) struct Access {
     /// Counts the loadings.
     pub(super) generation: u64,
-    /// Counts the servers that they named: what was read from one says nothing about another.
+    /// Counts the servers that they named: facts from one say nothing about another.
     pub(super) server: u64,
-    /// Whom we talk to: another address, name or authority is another server.
+    /// The server's identity: another address, name or authority is another server.
     peer: u64,
     pub(super) route: Arc<Route>,
     pub(super) url: String,
-    /// The node for which the client certificate is.
+    /// The node that the client certificate is for.
     pub(super) node: Option<String>,
     token: TokenSource,
     token_read: Mutex<TokenRead>,
@@ -173,13 +176,14 @@ pub(super) struct Access {
 struct TokenRead {
     /// `Bearer ...`; the last good reading.
     header: Option<HeaderValue>,
-    /// What is wrong with the file as it is now.
+    /// The error in the file's present content.
     problem: Option<String>,
     stamp: Option<Stamp>,
     at: Option<Instant>,
 }
 
-/// What tells one server from another, as one number. A hub that was set up again has another authority, at the same address too.
+/// The server's identity, as one number. A hub that was set up again has another authority, even at the same
+/// address.
 fn peer_of(kubeconfig: &Kubeconfig) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
@@ -222,7 +226,7 @@ fn load(
 }
 
 impl Access {
-    /// The `Authorization` header, or none if the client certificate is all we show. Reads no file.
+    /// The `Authorization` header, or `None` if the client certificate is the only credential. Reads no file.
     pub(super) fn authorization(&self) -> Result<Option<HeaderValue>, String> {
         let fallback = match &self.token {
             TokenSource::None => return Ok(None),
@@ -238,7 +242,7 @@ impl Access {
         }
     }
 
-    /// Makes the next look read the token file again: the server did not like what stood in it.
+    /// Makes the next check read the token file again: the server refused its last content.
     pub(super) fn forget_token(&self) {
         locked(&self.token_read).at = None;
     }
@@ -279,10 +283,10 @@ fn bearer(token: &str) -> Result<HeaderValue, String> {
     Ok(value)
 }
 
-/// What an [`Api`] is made of.
+/// The inputs of an [`Api`].
 pub struct ApiOptions {
     pub kubeconfig: PathBuf,
-    /// The clock by which certificates are judged.
+    /// The clock for the validity of certificates.
     pub clock: WallClock,
     /// The environment's proxies.
     pub proxies: ProxyEnvironment,

@@ -1,6 +1,7 @@
 //! Why a request, or the way to a server, failed.
 //!
-//! Owns the errors of `net` and their words. Leaves to others: what follows from one (the caller, by `is_contact`).
+//! Owns the errors of `net` and their words. Leaves to others: the reaction to an error (the caller, by
+//! `is_contact`).
 
 use crate::net::kubeconfig::KubeconfigError;
 use std::io;
@@ -8,20 +9,20 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::{error, fmt};
 
-/// Why a request brought no useful answer, by what happens next. Every variant names the request.
+/// Why a request brought no useful answer, classified by what happens next. Every variant names the request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NetError {
     /// No answer: no address, no connection, no time, TLS refused by the server. Try again, later.
     Unreachable {
         request: String,
-        /// What failed where, with host and address.
+        /// The failed step, with host and address.
         why: String,
     },
     /// The server's certificate does not verify. Try again, later: clocks get set and certificates
     /// renewed; but an operator should look.
     Untrusted {
         request: String,
-        /// What is wrong with the certificate.
+        /// The fault of the certificate.
         why: String,
     },
     /// The server does not know us (401). Credentials must change before this can work.
@@ -31,23 +32,24 @@ pub enum NetError {
         request: String,
         /// HTTP status, 300 and above but not 401.
         status: u16,
-        /// The `Status` object's reason, such as `NotFound`, `Conflict`, `AlreadyExists`; empty if it has none.
+        /// The `Status` object's reason, such as `NotFound`, `Conflict`, `AlreadyExists`; empty if it has
+        /// none.
         reason: String,
-        /// The `Status` object's message, or the beginning of whatever came.
+        /// The `Status` object's message, or the beginning of the body.
         message: String,
         /// How long the server asks us to wait.
         retry_after: Option<Duration>,
     },
-    /// The answer has more bytes than may be. Ask for less.
+    /// The answer exceeds the size limit. Ask for less.
     TooLarge { request: String, status: u16, limit: usize },
-    /// The answer makes no sense: no HTTP, cut off, no JSON. Try again, later.
+    /// The answer makes no sense: not HTTP, cut off, not JSON. Try again, later.
     Garbled {
         request: String,
         /// HTTP status, if one was read.
         status: Option<u16>,
         why: String,
     },
-    /// Nothing was sent: the request or the credentials cannot be put into words.
+    /// Nothing was sent: the request or the credentials cannot be expressed in HTTP.
     Unsendable { request: String, why: String },
     /// [`Cancel`] ended it.
     Cancelled,
@@ -107,7 +109,7 @@ pub enum OpenError {
     /// The certificates or the key cannot be used.
     Identity {
         path: PathBuf,
-        /// What rustls says.
+        /// rustls's reason.
         source: rustls::Error,
     },
     /// The environment's proxy.

@@ -45,7 +45,7 @@ use watches::{LatestRound, Round};
 /// and the watchdog see it.
 const ORDERS: usize = 16;
 
-/// How long the disk may take for one order: flash that collects its garbage stands still for many seconds.
+/// How long the disk may take for one order: flash that collects its garbage stalls for many seconds.
 const DISK_TURN: Duration = Duration::from_secs(120);
 
 /// An order for the loop of renewals, and its server.

@@ -1,4 +1,4 @@
-//! How the loops start and end their threads and share a value between them.
+//! Starts and ends the threads of loops, and lets loops share a value.
 
 use crate::net::transport;
 use std::sync::Mutex;
@@ -20,7 +20,7 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io
     std::thread::Builder::new().name(name.into()).stack_size(transport::STACK_BYTES).spawn(body)
 }
 
-/// Waits for the end of a thread. False: it has not ended by then.
+/// Waits for the end of a thread. False if it has not ended by then.
 pub(crate) fn has_finished(thread: &JoinHandle<()>, by: Instant) -> bool {
     while !thread.is_finished() {
         if Instant::now() > by {

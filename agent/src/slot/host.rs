@@ -1,4 +1,5 @@
-//! What the slot commands see of the machine and share: whether this is a disk image, which slot runs, whether another command works.
+//! Facts of the machine that the slot commands share: whether this is a disk image, which slot runs, whether
+//! another command works.
 
 use crate::local::client;
 use crate::options::Places;
@@ -15,7 +16,8 @@ pub(crate) const COUNTING: &str =
 /// Held by an update and by a blessing.
 pub(crate) const LOCK: &str = "/run/kedge-update.lock";
 
-/// For the person at the console, or the journal: what is done is no answer that a script would read.
+/// For the person at the console, or the journal: reports of progress are not an answer that a script would
+/// read.
 pub(crate) fn say(text: impl std::fmt::Display) {
     eprintln!("kedge: {text}");
 }
@@ -25,7 +27,7 @@ pub(crate) fn is_image(roots: &Roots) -> bool {
     roots.usr_lib.join("kedge-image/release").exists()
 }
 
-/// The slot that runs, on an image.
+/// The running slot, on an image.
 pub(crate) fn of_image(roots: &Roots) -> Option<String> {
     let line = CommandLine::parse(&read(&roots.proc.join("cmdline")));
     line.slot.filter(|_| is_image(roots)).map(|slot| slot.to_owned())
@@ -35,7 +37,7 @@ pub(crate) fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// What the running agent answers.
+/// The running agent's answer.
 pub(crate) fn status(places: &Places) -> Option<Value> {
     let answer = client::get(&places.socket(), "/status").ok().filter(|answer| answer.status == 200)?;
     serde_json::from_slice(&answer.body).ok()

@@ -1,11 +1,12 @@
-//! Looks at paths of the machine that pods name, each look in a process of its own, `kedge look`: a path on a dead disk or a dead
-//! server holds whoever touches it, for ever, and no signal ends that.
+//! Looks at the machine's paths that pods name, each look in a process of its own, `kedge look`: a path on a
+//! dead disk or a dead server blocks every process that touches it, for ever, and no signal ends that.
 //!
-//! Always holds: no thread of the agent touches such a path, so neither its loops nor its end wait for one. A look has a limited time;
-//! what does not answer by then is killed, and what that does not end is left to itself and holds a lock, also over starts of the
-//! agent: its pod gets no further look before it has ended, and a namespace has a bounded number of such looks. One at a time is under way
-//! for a pod, some for a namespace, so nobody's dead server takes the places of all. Leaves to others: what is looked at and why
-//! (`Performer`), when it is tried again (core).
+//! Always holds: no thread of the agent touches such a path, so neither its loops nor its end wait for one. A
+//! look has a time limit, after which its process is killed; a process that the kill does not end is left
+//! behind and holds a lock, also over starts of the agent: its pod gets no further look before it has ended,
+//! and a namespace has a bounded number of such looks. One look at a time runs for a pod, some for a
+//! namespace, so one user's dead server does not block the looks of all. Leaves to others: which paths to
+//! look at and why (`Performer`), when to try again (core).
 
 use kedge_core::pods::{ContainerOrder, PodSandbox, PodUid};
 use kedge_platform::linux::{file_system_use, open_lock, read_named_file};
@@ -20,41 +21,43 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Longest that a look may take: a disk that spins up takes 10 s at most, a server in another country half a second.
+/// Longest that a look may take: a disk that spins up takes 10 s at most, a server in another country half a
+/// second.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Looks at once: for one namespace, and in all.
 const AT_ONCE_OF_ONE: usize = 4;
 const AT_ONCE: usize = 16;
-/// Looks that do not end: of one namespace, and in all. Beyond the latter a namespace that has none may still begin one.
+/// Looks that do not end: of one namespace, and in all. Beyond the latter limit a namespace without such a
+/// look may still start one.
 const LEFT_OF_ONE: usize = 8;
 const LEFT: usize = 64;
 /// Longest answer: a profile for seccomp and all devices of a machine, as JSON.
 const ANSWER_BYTES: usize = 4 << 20;
-/// Longest order that is read: the paths of the largest pod.
+/// Longest order: the paths of the largest pod.
 const ORDER_BYTES: u64 = 16 << 20;
-/// Longest note of why a look does not end.
+/// Longest note about why a look does not end.
 const NOTE_BYTES: u64 = 8 << 10;
-/// What a look writes before each task.
+/// A look writes this before each task.
 const BEGINS: u8 = b'\n';
-/// Room for an answer's parsing. Only what is used becomes memory.
+/// Room for an answer's parsing. Only pages in use become memory.
 const STACK_BYTES: usize = 256 * 1024;
 
-/// One thing that a look does.
+/// One task of a look.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Task {
     /// A hostPath, made or checked as its type says.
     Path { volume: String, path: String, kind: String },
-    /// A part of a volume of the host, to be bound; whose, in upstream's words of a failure.
+    /// A `subPath` of a volume of the host, to be bound; `failure` is upstream's text for a failure.
     Part { volume: PathBuf, below: String, target: PathBuf, failure: String },
     /// A profile for seccomp.
     Profile { path: PathBuf, most: usize },
     /// All devices below a directory.
     AllDevices { directory: PathBuf },
-    /// One device, by the name that the pod has for it.
+    /// One device; `name` is the pod's name for it.
     Device { name: String, path: String },
 }
 
-/// What a task found.
+/// The result of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Found {
     Nothing,
@@ -62,7 +65,7 @@ pub(super) enum Found {
     Devices(Vec<Device>),
 }
 
-/// What a look writes at last.
+/// The last output of a look.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answered {
     Found(Vec<Found>),
@@ -70,7 +73,7 @@ enum Answered {
 }
 
 impl Task {
-    /// What it is about, for the words of a failure.
+    /// Its subject, for the text of a failure.
     fn subject(&self) -> String {
         match self {
             Self::Path { volume, path, .. } => format!("volume {volume:?}: hostPath {path}"),
@@ -83,7 +86,7 @@ impl Task {
         }
     }
 
-    /// Whether it is a part of a volume, and failed with this.
+    /// Whether it is a `subPath` that failed for this reason.
     pub(super) fn is_part(&self, why: &str) -> bool {
         matches!(self, Self::Part { failure, .. } if why.starts_with(failure.as_str()))
     }
@@ -92,7 +95,7 @@ impl Task {
         match self {
             Self::Path { volume, path, kind } => {
                 host_path(Path::new(path), kind).map_err(|error| format!("volume {volume:?}: {error}"))?;
-                // what the kernel remembers of a file need not mean that its server answers
+                // the kernel's cached knowledge of a file does not prove that its server answers
                 let _ = file_system_use(Path::new(path));
                 Ok(Found::Nothing)
             }
@@ -100,7 +103,7 @@ impl Task {
                 .map(|()| Found::Nothing)
                 .map_err(|error| format!("{failure}{error}")),
             Self::Profile { path, most } => {
-                // upstream's words
+                // upstream's text
                 let failed = |why: String| format!("cannot load seccomp profile {:?}: {why}", path.display());
                 let bytes = read_named_file(path, *most).map_err(|error| failed(error.to_string()))?;
                 String::from_utf8(bytes).map(Found::Profile).map_err(|error| failed(error.to_string()))
@@ -118,7 +121,7 @@ impl Task {
     }
 }
 
-/// `kedge look`: performs the tasks that it reads from its standard input, and writes what came of them.
+/// `kedge look`: performs the tasks that it reads from its standard input, and writes their results.
 ///
 /// # Errors
 /// It cannot read its order, or write its answer.
@@ -148,14 +151,14 @@ fn perform_all(tasks: &[Task], mut begin: impl FnMut() -> io::Result<()>) -> io:
     Ok(Answered::Found(found))
 }
 
-/// What a look is for: what goes on once it has answered.
+/// The purpose of a look: the action that continues after its answer.
 #[derive(Debug)]
 pub(super) enum Then {
     Prepare(Box<PodSandbox>),
     Create(Box<ContainerOrder>),
 }
 
-/// A look to be taken.
+/// A look that was ordered.
 #[derive(Debug)]
 pub(super) struct Look {
     pub(super) pod: PodUid,
@@ -164,7 +167,7 @@ pub(super) struct Look {
     pub(super) then: Then,
 }
 
-/// What came of a look; what its tasks found, one by one.
+/// The outcome of a look, with the results of its tasks, one by one.
 #[derive(Debug)]
 pub(super) struct Seen {
     pod: PodUid,
@@ -173,23 +176,23 @@ pub(super) struct Seen {
     pub(super) done: Result<Vec<Found>, String>,
 }
 
-/// Where looks are taken from.
+/// The places that looks need.
 #[derive(Debug, Clone)]
 pub struct Places {
     /// This program, for `kedge look`.
     pub program: PathBuf,
-    /// Has a file for each pod that is being looked for, locked by its look. No reboot leaves it.
+    /// Has a file for each pod with a look, locked by the look's process. A reboot empties it.
     pub locks: PathBuf,
 }
 
-/// Those that wait and those that are under way, each on a thread that waits for its process.
+/// Waiting looks and those that run, each on a thread that waits for its process.
 pub(super) struct Looks {
     places: Arc<Places>,
     /// Held while locks are taken and counted.
     locking: Arc<Mutex<()>>,
     wake: Arc<dyn Fn() + Send + Sync>,
     waiting: VecDeque<Look>,
-    /// Pod and namespace.
+    /// Pod and namespace of each running look.
     under_way: Vec<(PodUid, String)>,
     seen: (Sender<Seen>, Receiver<Seen>),
 }
@@ -212,7 +215,7 @@ impl Looks {
         self.begin();
     }
 
-    /// What one came to, if any has.
+    /// The next outcome, if there is one.
     pub(super) fn seen(&mut self) -> Option<Seen> {
         let seen = self.seen.1.try_recv().ok()?;
         self.under_way.retain(|(pod, _)| *pod != seen.pod);
@@ -229,7 +232,7 @@ impl Looks {
         }
     }
 
-    /// The first that waits for nothing.
+    /// The first look that may start now.
     fn next(&self) -> Option<usize> {
         if self.under_way.len() >= AT_ONCE {
             return None;
@@ -241,7 +244,7 @@ impl Looks {
     }
 
     fn begin_one(&self, look: Look) {
-        // without a program, as tests of the performer have it
+        // without a program, as in tests of the performer
         #[cfg(test)]
         if self.places.program.as_os_str().is_empty() {
             let done = match perform_all(&look.tasks, || Ok(())) {
@@ -253,7 +256,7 @@ impl Looks {
         }
         let (places, locking, wake) = (self.places.clone(), self.locking.clone(), self.wake.clone());
         let seen = self.seen.0.clone();
-        // it is taken by whoever answers
+        // the thread that answers takes it out
         let look = Arc::new(Mutex::new(Some(look)));
         let given = look.clone();
         let begun =
@@ -305,19 +308,19 @@ impl Places {
             Err(error) => Err(does_not_answer(&look.tasks, &heard, &error)),
         };
         if let Err(why) = &done {
-            // for the next try, if this one's process does not end
+            // for the next try, in case this process does not end
             let _ = lock.write_all(why.as_bytes());
         }
         let _counted = locking.lock().unwrap_or_else(PoisonError::into_inner);
         drop(lock);
-        // while its process lives, so does its lock
+        // the lock is held as long as its process lives
         if let Ok(Some(_free)) = try_lock(&at) {
             let _ = fs::remove_file(&at);
         }
         done
     }
 
-    /// The lock of a look, empty.
+    /// The lock file of a look, emptied.
     fn lock(&self, at: &Path, namespace: &str) -> Result<File, String> {
         let failed = |error: io::Error| format!("cannot lock {}: {error}", at.display());
         DirBuilder::new().recursive(true).mode(0o700).create(&self.locks).map_err(failed)?;
@@ -339,7 +342,7 @@ impl Places {
         Ok(lock)
     }
 
-    /// Where other looks hold their locks: those that do not end, or are under way. Files that nobody holds go.
+    /// The locks of other looks that run or do not end. Removes files that nobody has locked.
     fn left_beside(&self, own: &Path) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.locks).into_iter().flatten().flatten();
         let mut left = Vec::new();
@@ -357,7 +360,7 @@ fn namespace_of(path: &Path) -> Option<&str> {
     path.file_name()?.to_str()?.split_once('_').map(|(namespace, _)| namespace)
 }
 
-/// None: a look has it.
+/// `None` if a look holds it.
 fn try_lock(at: &Path) -> io::Result<Option<File>> {
     let file = open_lock(at)?;
     match file.try_lock() {
@@ -367,7 +370,7 @@ fn try_lock(at: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// What was noted when a look did not end.
+/// The note about a look that does not end.
 fn note_of(at: &Path) -> String {
     let mut note = String::new();
     let read = open_lock(at).and_then(|mut file| {
@@ -381,7 +384,7 @@ fn note_of(at: &Path) -> String {
     }
 }
 
-/// What the process answered.
+/// The results in the process's output.
 fn found_in(stdout: &[u8], failure: Option<String>) -> Result<Vec<Found>, String> {
     let begun = stdout.iter().take_while(|byte| **byte == BEGINS).count();
     match kedge_api::read::from_slice(&stdout[begun..]) {
@@ -394,7 +397,7 @@ fn found_in(stdout: &[u8], failure: Option<String>) -> Result<Vec<Found>, String
     }
 }
 
-/// `heard`: what it wrote until it was killed.
+/// `heard` is its output until it was killed.
 fn does_not_answer(tasks: &[Task], heard: &[u8], error: &io::Error) -> String {
     let begun = heard.iter().take_while(|byte| **byte == BEGINS).count();
     match tasks.get(begun.saturating_sub(1)).filter(|_| error.kind() == io::ErrorKind::TimedOut) {
@@ -448,5 +451,5 @@ pub(crate) fn host_path(path: &Path, kind: &str) -> io::Result<()> {
     }
 }
 
-/// The type of a hostPath that is fine whatever it is, and is not made.
+/// The type of a hostPath of any kind, which is not made.
 pub(crate) const ANY_THING: &str = "Any";

@@ -1,8 +1,9 @@
-//! What pods take of this machine: memory and processes by their control groups, the disk by a walk.
+//! Resource usage of pods: memory and processes by their control groups, the disk by a walk.
 //!
-//! Always holds: reading control groups costs a few small files of each container; a walk stays on the disk's file system, follows no
-//! link, takes half a processor at most and looks at a bounded number of files. What cannot be read is left out, and is not zero. It
-//! blocks: use a thread of its own. Leaves to others: which pods, how often, and what follows (core).
+//! Always holds: reading control groups costs a few small files of each container; a walk stays on the disk's
+//! file system, follows no link, takes half a processor at most and visits a bounded number of files. A value
+//! that cannot be read is left out, not zero. It blocks: use a thread of its own. Leaves to others: which
+//! pods, how often, and the consequences (core).
 
 use super::messages;
 use kedge_core::pods::{ContainerUsage, DiskUsage, Measure, PodEvent, PodUid, PodUsage, QosClass};
@@ -15,44 +16,45 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Most files of one directory of a pod that are looked at: of 10 s on flash that reads 50,000 inodes a second with as long a rest.
+/// Most files visited in one directory of a pod: 10 s on flash that reads 50,000 inodes a second, with rests
+/// of the same length.
 const MOST_FILES: u64 = 250_000;
-/// Names in a directory that are looked at.
+/// Names read of a directory.
 const MOST_NAMES: usize = 10_000;
 
-/// Where pods' things are.
+/// The places of pods' data.
 #[derive(Debug, Clone)]
 pub(crate) struct Places {
     pub(crate) groups: Cgroups,
     /// The control group above all pods'.
     pub(crate) pods_group: String,
-    /// What containers write into their root file systems, by pod.
+    /// The files that containers write into their root file systems, by pod.
     pub(crate) roots: PathBuf,
     /// Volumes on the disk, by pod.
     pub(crate) volumes: PathBuf,
     pub(crate) logs: PathBuf,
 }
 
-/// What a control group had of the processors, and has of the memory.
+/// A control group's processor time so far, and its memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct GroupUsage {
     pub(crate) processor_time: Option<Duration>,
     pub(crate) memory: Option<MemoryUse>,
 }
 
-/// What of the disk is a pod's, by parts. What could not be counted to the end is left out.
+/// A pod's disk usage, by parts. A part that could not be counted completely is left out.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartsOnDisk {
-    /// By container, of all its runs.
+    /// By container, over all its runs.
     pub(crate) roots: SortedMap<String, DiskUsage>,
     pub(crate) logs: SortedMap<String, DiskUsage>,
     pub(crate) volumes: SortedMap<String, DiskUsage>,
-    /// All of it; None: some of it is left out.
+    /// All of it; `None` if a part is left out.
     pub(crate) sum: Option<DiskUsage>,
 }
 
 impl Places {
-    /// What one control group uses.
+    /// The usage of one control group.
     pub(crate) fn usage_of(&self, group: &str) -> GroupUsage {
         GroupUsage {
             processor_time: self.groups.processor_time(group),
@@ -65,7 +67,7 @@ impl Places {
         [&self.roots, &self.logs, &self.volumes].map(|path| file_system_use(path))
     }
 
-    /// What of the disk is a pod's. Each file that is looked at is taken off `most`; where that ends, so does the count.
+    /// A pod's disk usage. Each visited file is subtracted from `most`; at 0 the count stops.
     pub(crate) fn parts_on_disk(&self, pod: &PodUid, most: &mut u64) -> PartsOnDisk {
         let mut parts = PartsOnDisk { sum: Some(DiskUsage::default()), ..PartsOnDisk::default() };
         let mut counted = |path: &Path| {
@@ -96,7 +98,7 @@ impl Places {
             names.filter_map(|name| counted(&path.join(&name)).map(|size| (name, size))).collect()
         };
         (parts.logs, parts.volumes) = (each(&logs), each(&volumes));
-        // termination messages count, and are no volume
+        // termination messages count in the sum, but are not a volume
         parts.volumes.remove(messages::DIRECTORY);
         parts.sum = parts.sum.filter(|_| is_whole);
         parts.roots = runs.into_iter().filter_map(|(name, size)| Some((name, size?))).collect();
@@ -148,7 +150,7 @@ impl Places {
         Some(())
     }
 
-    /// None: a part of it could not be looked at.
+    /// `None` if a part of it could not be read.
     fn disk(&self, pod: &PodUid, logs: &[String], usage: &mut PodUsage) -> Option<()> {
         let roots = self.roots.join(pod.as_str());
         for name in directories(&roots)? {
@@ -163,7 +165,7 @@ impl Places {
             }
         }
         let volumes = self.volumes.join(pod.as_str());
-        // a container may write into its termination message without end: that counts as its own
+        // a container may write into its termination message without end: that counts as the container's
         for (container, size) in messages::sizes(&volumes)? {
             let own = usage.containers.entry(container).or_default();
             own.disk = Some(own.disk.unwrap_or_default().plus(size));
@@ -183,7 +185,7 @@ fn add(containers: &mut SortedMap<String, ContainerUsage>, name: &str, path: &Pa
     Some(())
 }
 
-/// What has gone meanwhile takes nothing.
+/// A file that is gone meanwhile uses nothing.
 fn size_of(path: &Path) -> Option<DiskUsage> {
     match trees::measure(path, MOST_FILES) {
         Ok(size) => Some(DiskUsage { bytes: size.bytes, inodes: size.inodes }),
@@ -191,7 +193,7 @@ fn size_of(path: &Path) -> Option<DiskUsage> {
     }
 }
 
-/// None: there are more files than `most`, or they cannot be looked at.
+/// `None` if there are more files than `most`, or they cannot be read.
 fn size_within(path: &Path, most: &mut u64) -> Option<DiskUsage> {
     let size = match trees::measure(path, *most) {
         Ok(size) => size,
@@ -202,7 +204,7 @@ fn size_within(path: &Path, most: &mut u64) -> Option<DiskUsage> {
     is_whole.then_some(DiskUsage { bytes: size.bytes, inodes: size.inodes })
 }
 
-/// The names of the directories there; of one that does not exist there are none.
+/// The names of the directories in it; an empty list if it does not exist.
 fn directories(path: &Path) -> Option<Vec<String>> {
     let entries = match std::fs::read_dir(path) {
         Ok(entries) => entries,
@@ -274,7 +276,7 @@ mod tests {
         assert!(is_about(volume.bytes, 2) && volume.inodes == 5, "a link is no way out: {volume:?}");
         let PodEvent::PodsMeasured { usages, .. } = places.measure(Measure::Memory, &pods) else { panic!() };
         assert_eq!(usages.len(), 1, "what is not there is left out");
-        // as a disk that gives errors
+        // simulates a disk that returns errors
         let broken = scratch.join("roots/gone");
         fs::write(&broken, "").unwrap();
         let PodEvent::PodsMeasured { usages, .. } = places.measure(Measure::Disk, &pods) else { panic!() };

@@ -1,9 +1,11 @@
-//! What a container leaves to say why it ended: a file for each run, bound to its `terminationMessagePath`, or the end of its log.
+//! A container's message about why it ended: a file for each run, bound to its `terminationMessagePath`, or
+//! the end of its log.
 //!
-//! Always holds: the file is on the disk, where what a container writes without end is not the machine's memory, and stays until the
-//! run is removed, so an agent that was not there at the end reads it, too; a read is bounded, follows no link and never blocks. What is
-//! written counts as the container's own ephemeral storage, with its limit and evictions: nothing else bounds it, upstream nothing at all.
-//! Leaves to others: when it is read, and how much of it a status shows (core).
+//! Always holds: the file is on the disk, where endless output of a container does not use up the machine's
+//! memory, and stays until the run is removed, so an agent that was not there at the end reads it, too; a
+//! read is bounded, follows no link and never blocks. Its size counts as the container's own ephemeral
+//! storage, with its limit and evictions: there is no other limit, and upstream has no limit at all. Leaves
+//! to others: when to read it, and how much of it a status shows (core).
 
 use super::volumes::Places;
 use kedge_core::pods::{ContainerKey, DiskUsage, TERMINATION_MESSAGE_BYTES};
@@ -13,23 +15,24 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Below a pod's directory on the disk. No volume has this name.
+/// Below a pod's directory on the disk. No volume can have this name.
 pub(super) const DIRECTORY: &str = ".messages";
-/// Files in it that are looked at: a container has two at most, that of its last run and of the one before.
+/// Most files read in it: a container has two at most, that of its last run and of the one before.
 const MOST_FILES: usize = 1000;
-/// Of `st_blocks`.
+/// Unit of `st_blocks`.
 const BLOCK_BYTES: u64 = 512;
-/// What counts of a log: upstream's.
+/// Upstream's limits for a message from a log.
 const LOG_LINES: usize = 80;
 const LOG_BYTES: usize = 2048;
-/// What is read of a log's file: more than that many lines with their heads, and the longest line (16 KiB) before them.
+/// Bytes read of a log's file: more than that many lines with their heads, and the longest line (16 KiB)
+/// before them.
 const LOG_READ_BYTES: u64 = 32 * 1024;
 
 fn file_of(places: &Places, key: &ContainerKey) -> PathBuf {
     places.disk.join(key.pod.as_str()).join(DIRECTORY).join(format!("{}-{}", key.container, key.attempt))
 }
 
-/// An empty file for a run, which any user of the container may write.
+/// Makes an empty file for a run, which any user of the container may write.
 ///
 /// # Errors
 /// It cannot be made: which, and why.
@@ -47,7 +50,7 @@ pub(super) fn make(places: &Places, key: &ContainerKey) -> Result<PathBuf, Strin
     Ok(path)
 }
 
-/// What the file says; empty: nothing, or there is no file.
+/// The file's content; empty if there is no file.
 pub(super) fn read(places: &Places, key: &ContainerKey) -> String {
     let path = file_of(places, key);
     match read_end(&path, TERMINATION_MESSAGE_BYTES as u64) {
@@ -56,13 +59,13 @@ pub(super) fn read(places: &Places, key: &ContainerKey) -> String {
             kedge_api::head_of(&text, TERMINATION_MESSAGE_BYTES).to_owned()
         }
         Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-        // upstream's words
+        // upstream's text
         Err(error) => format!("Error on reading termination log {}: {error}", path.display()),
     }
 }
 
 /// # Errors
-/// The file is left: which, and why.
+/// The file could not be removed: which, and why.
 pub(super) fn remove(places: &Places, key: &ContainerKey) -> Result<(), String> {
     let path = file_of(places, key);
     remove_file(&path).map_err(|error| format!("remove {}: {error}", path.display()))
@@ -75,8 +78,8 @@ fn remove_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What the messages of a pod's containers take of the disk, by container; the argument is the pod's directory there. None: nobody can
-/// tell.
+/// Disk usage of the messages of a pod's containers, by container; the argument is the pod's directory there.
+/// `None` if it cannot be read.
 pub(super) fn sizes(pod: &Path) -> Option<Vec<(String, DiskUsage)>> {
     let entries = match fs::read_dir(pod.join(DIRECTORY)) {
         Ok(entries) => entries,
@@ -86,7 +89,7 @@ pub(super) fn sizes(pod: &Path) -> Option<Vec<(String, DiskUsage)>> {
     for entry in entries.flatten().take(MOST_FILES) {
         let name = entry.file_name();
         let Some((container, _)) = name.to_str().and_then(|name| name.rsplit_once('-')) else { continue };
-        // of the file itself, whatever lies there
+        // of the directory entry itself, even if it is not a regular file
         match entry.metadata() {
             Ok(found) => {
                 let size = DiskUsage { bytes: found.blocks() * BLOCK_BYTES, inodes: 1 };
@@ -107,7 +110,7 @@ pub(super) fn end_of_log(log: &Path) -> String {
         match read_end(path, LOG_READ_BYTES) {
             Ok(part) => bytes.extend(part),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            // upstream's words
+            // upstream's text
             Err(error) => return format!("Error on reading termination message from logs: {error}"),
         }
     }
@@ -115,13 +118,13 @@ pub(super) fn end_of_log(log: &Path) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let mut shown = String::new();
     for line in &lines[lines.len().saturating_sub(LOG_LINES)..] {
-        // of a line that was cut there is no head
+        // a line that was cut there has no head
         let mut parts = line.splitn(4, ' ').skip(2);
         let (Some(tag @ ("F" | "P")), Some(text)) = (parts.next(), parts.next()) else { continue };
         shown.push_str(text);
         shown.push_str(if tag == "F" { "\n" } else { "" });
     }
-    // whether the last line had an end is not in the log
+    // the log does not record whether the last line had an end
     let shown = shown.strip_suffix('\n').unwrap_or(&shown);
     let mut start = shown.len().saturating_sub(LOG_BYTES);
     while !shown.is_char_boundary(start) {

@@ -1,9 +1,10 @@
 //! Runs probes and hooks: programs in containers, GET requests, connections, health calls.
 //!
-//! Always holds: each order begins at once, and is answered within its timeout, or sooner when it is stopped: nothing of a program that
-//! was stopped goes on in the container, and while what was killed of a probe's program has not ended, for it waits for a dead disk, no
-//! further one begins; what waits for the network costs a task and no thread. Nothing here waits on the main thread
-//! for longer than the kernel takes to answer. Leaves to others: when a probe runs, how many at once, and what its result means (core).
+//! Always holds: each order starts at once, and is answered within its timeout, or sooner when it is stopped:
+//! no process of a stopped program continues in the container, and while a killed process of a probe has not
+//! ended, because it waits for a dead disk, no further program of that probe starts; work that waits for the
+//! network costs a task and no thread. Nothing here waits on the main thread for longer than the kernel takes
+//! to answer. Leaves to others: when a probe runs, how many at once, and the meaning of its result (core).
 
 mod grpc;
 mod http;
@@ -28,16 +29,16 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-/// The performer of probes. Belongs to the thread of a tokio runtime.
+/// The performer of probes. It belongs to the thread of a tokio runtime.
 #[derive(Clone)]
 pub(crate) struct Probes(Arc<Shared>);
 
 struct Shared {
     settings: Settings,
     events: Sender<Event>,
-    /// What is under way. One that is removed is stopped.
+    /// Runs under way. Removing one stops it.
     runs: Mutex<SortedMap<RunKey, oneshot::Sender<Infallible>>>,
-    /// What was killed of a probe's last program, and had not ended.
+    /// Killed processes of a probe's last program that had not ended.
     left: Mutex<SortedMap<ProbeKey, LeftProgram>>,
     tls: OnceLock<Arc<rustls::ClientConfig>>,
 }
@@ -65,12 +66,12 @@ impl Probes {
         Self(Arc::new(Shared { settings, events, runs, left, tls }))
     }
 
-    /// Begins, and waits for nothing.
+    /// Starts it, without waiting.
     pub(crate) fn run(&self, order: ProbeOrder) {
         self.begin(Work::Probe(order));
     }
 
-    /// The same of a hook.
+    /// The same for a hook.
     pub(crate) fn run_hook(&self, order: HookOrder) {
         self.begin(Work::Hook(order));
     }
@@ -92,7 +93,7 @@ impl Probes {
         });
     }
 
-    /// None: it was stopped.
+    /// `None` if it was stopped.
     async fn perform(&self, work: &Work, stopped: &mut Stopped) -> Option<PodEvent> {
         Some(match work {
             Work::Probe(order) => {
@@ -126,10 +127,10 @@ impl Probes {
         }
     }
 
-    /// A process of the probe's last program that was killed and is still there.
+    /// A killed process of the probe's last program that has not ended.
     fn left_of(&self, key: &ProbeKey) -> Option<i32> {
         let mut left = locked(&self.0.left);
-        // of other probes, too: their containers may be gone
+        // also those of other probes: their containers may be gone
         left.retain(|_, left| left.still_there().is_some());
         left.get(key)?.still_there()
     }
@@ -159,7 +160,7 @@ impl Probes {
         }
     }
 
-    /// As upstream: a program has to end with code 0, a request to be answered.
+    /// As upstream: a program has to end with code 0, a request to get an answer.
     async fn hook(&self, order: &HookOrder, stopped: &mut Stopped) -> Option<Result<(), String>> {
         let limit = order.timeout;
         match &order.act {
@@ -200,7 +201,7 @@ impl Probes {
             let exec = Exec { id: &id, command: &command, limit, output_bytes: OUTPUT_BYTES, stop };
             exec.run(&settings).map_err(|error| error.to_string())
         };
-        // it forks, and may wait for a disk: not on this thread
+        // the fork may wait for a disk: not on this thread
         let mut run = std::pin::pin!(beside(run));
         let done = tokio::select! {
             done = &mut run => done,
@@ -227,7 +228,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why a program of a probe is not run.
+/// Why a program of a probe is not started.
 fn not_begun(command: &[String], pid: i32) -> String {
     let command = kedge_api::excerpt_of(&command.join(" "), 200);
     format!(
@@ -235,7 +236,7 @@ fn not_begun(command: &[String], pid: i32) -> String {
     )
 }
 
-/// None: it was stopped before.
+/// `None` if it was stopped before.
 async fn unless<T>(stopped: &mut Stopped, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         done = work => Some(done),
@@ -243,7 +244,7 @@ async fn unless<T>(stopped: &mut Stopped, work: impl Future<Output = T>) -> Opti
     }
 }
 
-/// None: it was stopped.
+/// `None` if it was stopped.
 fn of_exec(command: &[String], limit: Duration, done: Result<ExecEnd, String>) -> Option<ProbeOutcome> {
     Some(match done {
         Ok(ExecEnd::Ended { code: 0, .. }) => ProbeOutcome::Passed,
@@ -259,14 +260,14 @@ fn of_exec(command: &[String], limit: Duration, done: Result<ExecEnd, String>) -
     })
 }
 
-/// What an HTTP probe makes of the answer that a connection gives, and the path that it leads to; for the fuzzer. The connection must
-/// end by itself.
+/// The outcome of an HTTP probe for the answer on this connection, and the path of its redirect; for the
+/// fuzzer. The connection must end by itself.
 pub async fn http_answered(socket: impl AsyncRead + AsyncWrite + Unpin) -> (ProbeOutcome, Option<String>) {
     // no input takes that long
     http::answered(socket, Instant::now() + Duration::from_secs(3600)).await
 }
 
-/// The same of a health call.
+/// The same for a health call.
 pub async fn grpc_answered(socket: impl AsyncRead + AsyncWrite + Unpin) -> ProbeOutcome {
     grpc::answered(socket).await
 }

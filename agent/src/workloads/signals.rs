@@ -2,7 +2,7 @@
 //!
 //! Always holds: the numbers are those of Linux on x86, ARM and RISC-V, which are the same.
 
-/// What ends a container that asks for nothing else.
+/// Ends a container that sets no stop signal.
 pub const TERM: i32 = 15;
 
 const FIRST_REAL_TIME: i32 = 34;
@@ -14,7 +14,7 @@ const NAMES: [&str; 31] = [
     "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
 ];
 
-/// The number of a signal; None: there is no such signal.
+/// The number of a signal; `None` if it does not exist.
 #[must_use]
 pub fn number(text: &str) -> Option<i32> {
     let known = |number: &i32| (1..=LAST).contains(number);

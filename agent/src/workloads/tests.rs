@@ -117,7 +117,7 @@ fn order(image: &str, user: &str) -> pods::ContainerOrder {
     }
 }
 
-/// The answers to one order, those observed included.
+/// The answers to one order, including observed ones.
 #[track_caller]
 fn perform(performer: &mut Performer<FakeWorkloads, Shelf>, action: PodAction) -> Vec<PodEvent> {
     let mut events = performer.perform(&action).expect("it is an order of the runtime");
@@ -159,7 +159,7 @@ fn life_of_a_pod_is_answered_step_by_step() {
     let stopped = perform(&mut performer, stop.clone());
     let [Told::Exited(exit)] = &states(&stopped)[..] else { panic!("{stopped:?}") };
     assert_eq!((exit.code, exit.signal), (138, Some(10)), "the image's own signal");
-    // what has ended answers again
+    // a container that has ended answers again
     assert_eq!(states(&perform(&mut performer, stop)).len(), 1);
     let removed = perform(&mut performer, PodAction::RemoveContainer(key(0)));
     assert_eq!(removed, [PodEvent::ContainerRemoved(key(0))]);
@@ -193,7 +193,7 @@ fn next_agent_finds_all_in_the_inventory() {
     assert_eq!(container.image_reference, "here@sha256:0");
     assert_eq!(container.image_name, "here:1", "an edit of the pod is noticed by it");
     assert_eq!(inventory.logs[&pod()]["web"], 3);
-    // a container of the pod can be made without preparing it again
+    // a container of the pod can be made without preparing the pod again
     let mut more = order("here", "");
     more.key.attempt = 1;
     let created = perform(&mut performer, PodAction::CreateContainer(Box::new(more)));

@@ -1,9 +1,10 @@
 //! A pod's volumes on this machine: empty directories, files of ConfigMaps and Secrets, paths of the host.
 //!
-//! Always holds: no path that a pod names is touched here but in a process made for that (`looks`), for it may hang; what is a secret, or
-//! asked to be in memory, is on a tmpfs; a volume that exists keeps its content when the pod is prepared again, but for the files that the
-//! API gives. Removal never leaves the pod's own directory, and follows no link. Leaves to others: which volumes a container mounts where
-//! (core), replacing files (`projection`), looking at the host's paths (`looks`).
+//! Always holds: a path that a pod names is touched only in a process made for that (`looks`), because it may
+//! hang; a Secret's files, and volumes in memory, are on a tmpfs; an existing volume keeps its content when
+//! the pod is prepared again, except for the files that the API gives. Removal never leaves the pod's own
+//! directory, and follows no link. Leaves to others: which volumes a container mounts where (core), replacing
+//! files (`projection`), looking at the host's paths (`looks`).
 
 mod projection;
 
@@ -18,14 +19,16 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
-/// What a tmpfs for files of the API holds at most: all of a pod's (16 MiB), old and new while they are replaced, and their names.
+/// Size of a tmpfs for files of the API: all of a pod's (16 MiB), old and new while they are replaced, and
+/// their names.
 const FILES_BYTES: u64 = 40 * 1024 * 1024;
-/// Below a pod's directory in memory: parts of volumes that its containers mount. No volume has this name.
+/// Below a pod's directory in memory: parts of volumes that its containers mount (`subPath`). No volume has
+/// this name.
 const PARTS: &str = ".parts";
-/// There, too: an empty directory.
+/// In the same directory: an empty directory.
 const EMPTY: &str = ".empty";
 
-/// Gives the layers of an image with this ID, the topmost first.
+/// Returns the layers of an image with this ID, the topmost first.
 pub(crate) type LayersOf<'a> = &'a dyn Fn(&str) -> Result<Vec<PathBuf>, String>;
 
 /// Where volumes are kept.
@@ -38,8 +41,8 @@ pub struct Places {
 }
 
 impl Places {
-    /// Makes what is missing of a pod's volumes; where each one is. None in memory takes more than `most_memory`. Paths of the host must
-    /// have been looked at.
+    /// Makes the missing volumes of a pod; returns where each one is. None in memory is larger than
+    /// `most_memory`. Paths of the host must have been looked at.
     ///
     /// # Errors
     /// One cannot be made: which, and why.
@@ -99,18 +102,18 @@ impl Places {
         }
     }
 
-    /// The place of one of them.
+    /// The place of one of these parts.
     pub(crate) fn part(&self, key: &ContainerKey, index: usize) -> PathBuf {
         self.parts_of(key).join(index.to_string())
     }
 
-    /// Whether this is a directory of ours for a volume of the pod, and no path of the host.
+    /// Whether this is the agent's own directory for a volume of the pod, and not a path of the host.
     pub(crate) fn is_own(&self, pod: &PodUid, name: &str, path: &Path) -> bool {
         [&self.disk, &self.memory].iter().any(|root| root.join(pod.as_str()).join(name) == path)
     }
 
-    /// Where the mounts of a run of a container are to be that have a part of a volume only, by their place in the list: nothing is left
-    /// there of an earlier try.
+    /// The mount points for the parts of volumes that a run of a container mounts, by their index in the list
+    /// of mounts: leftovers of an earlier try are removed.
     ///
     /// # Errors
     /// One cannot be made: which, and why, in upstream's words.
@@ -131,10 +134,10 @@ impl Places {
         Ok(places)
     }
 
-    /// Gives up what was bound for a run of a container.
+    /// Unmounts the parts that were bound for a run of a container.
     ///
     /// # Errors
-    /// Something is left: which, and why.
+    /// Something could not be removed: which, and why.
     pub fn unbind_parts(&self, key: &ContainerKey) -> Result<(), String> {
         let parts = self.parts_of(key);
         drop_parts(&parts)
@@ -146,10 +149,11 @@ impl Places {
         self.memory.join(key.pod.as_str()).join(PARTS).join(run)
     }
 
-    /// Removes a pod's volumes, but for the host's own paths; those on the disk by `removal`, which is for [`Places::disk`].
+    /// Removes a pod's volumes, except for the host's own paths; those on the disk by `removal`, which is for
+    /// [`Places::disk`].
     ///
     /// # Errors
-    /// One is left: which, and why.
+    /// One could not be removed: which, and why.
     pub fn remove(&self, pod: &PodUid, removal: &mut Removal) -> Result<(), String> {
         let failed = |path: &Path, error: io::Error| format!("remove volumes in {}: {error}", path.display());
         let memory = self.memory.join(pod.as_str());
@@ -166,7 +170,7 @@ impl Places {
     }
 }
 
-/// What must be looked at before these volumes are made.
+/// The paths to look at before these volumes are made.
 pub(super) fn looks_at(volumes: &[Volume]) -> Vec<Task> {
     let look = |volume: &Volume| match &volume.source {
         VolumeSource::HostPath { path, kind } => {
@@ -188,7 +192,7 @@ pub(super) fn part_of(volume: &Path, (key, mount): (&ContainerKey, &Mount), targ
     }
 }
 
-/// In upstream's words.
+/// The failure in upstream's words.
 pub(crate) fn no_part(key: &ContainerKey, mount: &Mount, why: &str) -> String {
     let (volume, container, part) = (&mount.volume, &key.container, &mount.sub_path);
     format!(
@@ -196,12 +200,13 @@ pub(crate) fn no_part(key: &ContainerKey, mount: &Mount, why: &str) -> String {
     )
 }
 
-/// The size of a volume in memory. A `sizeLimit` of 0 means unlimited, for the kubelet as for the kernel's `size=0`.
+/// The size of a volume in memory. A `sizeLimit` of 0 means unlimited, for the kubelet as for the kernel's
+/// `size=0`.
 fn memory_of(size_limit: Option<u64>, most: u64) -> u64 {
     size_limit.filter(|bytes| *bytes > 0).map_or(most, |bytes| bytes.min(most))
 }
 
-/// As upstream for `fsGroup`: what is made in it belongs to the group.
+/// As upstream for `fsGroup`: files made in it belong to the group.
 fn shared_with(path: PathBuf, group: Option<u32>) -> io::Result<PathBuf> {
     if group.is_some() {
         std::os::unix::fs::chown(&path, None, group)?;

@@ -210,7 +210,7 @@ fn authorities(path: &str) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// The certificate with its key, below `--root-dir`; and a key that was asked about.
+/// The certificate with its key, below `--root-dir`; and the key of a pending request.
 pub(crate) const SIGNED: &str = "serving/cluster.pem";
 
 #[cfg(test)]

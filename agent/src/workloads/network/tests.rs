@@ -12,7 +12,7 @@ use kedge_rig::scratch::poll;
 use serde_json::json;
 
 const WAIT: Duration = Duration::from_secs(60);
-/// What a plugin does: it notes that it was called and what it read, does what a test wants, and gives an address.
+/// A plugin for tests: it records its call and its input, runs the test's script, and returns an address.
 const SCRIPT: &str = r#"#!/bin/sh
 cd "${0%/plugins/*}" && me=${0##*/}
 cat >"in.$me.$CNI_COMMAND"
@@ -42,7 +42,7 @@ fn own_network() -> PodSandbox {
     PodSandbox { host_network: false, host_ports: vec![port], ..sandbox() }
 }
 
-/// The answers to one order, those that come later included.
+/// The answers to one order, including later ones.
 #[track_caller]
 fn perform(performer: &mut Fake, action: PodAction) -> Vec<PodEvent> {
     let events = performer.perform(&action).unwrap();
@@ -66,7 +66,7 @@ fn prepared() -> [PodEvent; 1] {
     [PodEvent::PodPrepared { pod: pod(), network }]
 }
 
-/// What plugins were called for since the last look.
+/// The calls of plugins since the last look.
 fn calls(scratch: &Scratch) -> Vec<String> {
     let path = scratch.join("calls");
     let text = std::fs::read_to_string(&path).unwrap_or_default();
@@ -96,7 +96,7 @@ fn pod_is_attached_known_and_detached() {
     assert!(order.files["hosts"].contains("10.9.0.2\tedge\n"), "{}", order.files["hosts"]);
     assert_eq!(prepare(&mut first), prepared(), "repeated, it is there");
 
-    // the next agent knows it, and ends it by what it was begun with
+    // the next agent knows the pod, and detaches it with its original configuration
     let board = first.workloads().after_restart();
     drop(first);
     let mut next = performer(&scratch, board);
@@ -124,7 +124,7 @@ fn check_failure(limit: Duration, script: &str, part: &str) {
     check_failed(&events, &Command::PreparePod(pod()), FailureReason::Network, words);
     check_failed(&events, &Command::PreparePod(pod()), FailureReason::Network, part);
     assert_eq!(calls(&scratch), [ADDS, DELETES].concat(), "what was begun is undone");
-    // a later try begins anew
+    // a later try starts anew
     std::fs::remove_file(behaviour).unwrap();
     let again = match limit {
         WAIT => prepare(&mut performer),
@@ -175,7 +175,7 @@ fn next_agent_undoes_what_a_killed_one_began() {
     poll(WAIT, || scratch.join("reached").exists().then_some(())).expect("the second plugin");
     let board = first.workloads().after_restart();
     std::fs::remove_file(behaviour).unwrap();
-    // it has lost what its plugins would have answered
+    // the answer of its plugins is lost with the agent
     scratch.write("go", "");
     drop(first);
     let mut next = performer(&scratch, board);

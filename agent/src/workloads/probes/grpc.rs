@@ -1,7 +1,9 @@
-//! `grpc.health.v1.Health/Check` without TLS: one call on one HTTP/2 connection, as much of both as that takes.
+//! `grpc.health.v1.Health/Check` without TLS: one call on one HTTP/2 connection, with only as much of both
+//! protocols as it needs.
 //!
-//! Always holds: what decides is the message (SERVING passes), so no header of the answer is decoded; frames and message have a
-//! limit; a server that speaks something else fails the probe. A library for HTTP/2 would be larger than all other probes.
+//! Always holds: the message decides (SERVING passes), so no header of the answer is decoded; frames and
+//! message have a limit; a server with another protocol fails the probe. A library for HTTP/2 would be larger
+//! than all other probes.
 
 use super::stream::{Stream, shown, worded};
 use kedge_core::pods::ProbeOutcome;
@@ -28,7 +30,7 @@ const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 
-/// Calls, and judges the answer.
+/// Makes the call, and judges the answer.
 pub(super) async fn check(host: &str, port: u16, service: &str) -> ProbeOutcome {
     if service.len() > SERVICE_BYTES {
         return ProbeOutcome::Errored(format!(
@@ -45,7 +47,7 @@ pub(super) async fn check(host: &str, port: u16, service: &str) -> ProbeOutcome 
     asked(&mut stream, &at, service).await
 }
 
-/// What a probe makes of the answer that a connection gives; for the fuzzer.
+/// The outcome of a probe for the answer on this connection; for the fuzzer.
 pub(super) async fn answered<S: AsyncRead + AsyncWrite + Unpin>(socket: S) -> ProbeOutcome {
     asked(&mut Stream::over(socket), "10.0.0.9:80", "").await
 }
@@ -79,7 +81,7 @@ fn judged(message: &[u8]) -> ProbeOutcome {
     }
 }
 
-/// The status in what a call answered: five bytes of length, then field 1 of the message, UNKNOWN if it is absent.
+/// The status in a call's answer: five bytes of length, then field 1 of the message, UNKNOWN if it is absent.
 fn status_in(answer: &[u8]) -> Option<u64> {
     let (&[0, a, b, c, d], rest) = answer.split_first_chunk()? else { return None };
     let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).ok()?;
@@ -214,7 +216,7 @@ fn frame(to: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
 fn head(authority: &str) -> Vec<u8> {
     // :method POST and :scheme http
     let mut head = vec![0x83, 0x86];
-    // :path, :authority, content-type, user-agent: a name of the table, a value that is not kept
+    // :path, :authority, content-type, user-agent: a name of the table, a value that is not indexed
     let (major, minor) = kedge_api::KUBERNETES_VERSION;
     let user_agent = format!("kube-probe/{major}.{minor}");
     for (name, value) in [(4, PATH), (1, authority), (31, "application/grpc"), (58, &user_agent)] {
@@ -227,7 +229,7 @@ fn head(authority: &str) -> Vec<u8> {
     head
 }
 
-/// An integer of HPACK behind a prefix of zeros that leaves so many bits.
+/// An integer of HPACK after a prefix of zeros that leaves this many bits.
 fn integer(to: &mut Vec<u8>, bits: u32, value: usize) {
     let most = (1_usize << bits) - 1;
     if value < most {

@@ -1,8 +1,8 @@
 //! GET requests of probes, as upstream sends and judges them.
 //!
-//! Always holds: a status from 200 to 399 passes; a redirect to another host is not followed, and passes with a warning; a header
-//! of the spec takes the place of the one that would be sent; head and body are read up to a limit. Leaves to others: the
-//! connection (`stream`).
+//! Always holds: a status from 200 to 399 passes; a redirect to another host is not followed, and passes with
+//! a warning; a header of the spec replaces the default one; head and body are read up to a limit. Leaves to
+//! others: the connection (`stream`).
 
 use super::stream::{Stream, shown, worded};
 use crate::workloads::probes::stream::OUTPUT_BYTES;
@@ -19,10 +19,10 @@ const HEADERS: usize = 100;
 /// Answers before the one that counts (100 Continue, 103 Early Hints).
 const INTERIM_ANSWERS: usize = 5;
 
-/// Gives TLS when it is needed.
+/// Returns the TLS configuration when it is needed.
 type Tls<'a> = &'a (dyn Fn() -> Result<Arc<rustls::ClientConfig>, String> + Sync);
 
-/// Where a request goes.
+/// The target of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Target {
     is_https: bool,
@@ -41,7 +41,7 @@ impl Target {
         format!("{scheme}://{}{}", self.authority(), self.path)
     }
 
-    /// Where a `Location` leads from here; None: to nothing that HTTP reaches.
+    /// The target of a `Location` from here; `None` if HTTP cannot reach it.
     fn redirected(&self, location: &str) -> Option<Self> {
         let (is_https, rest) = match location.split_once("://") {
             Some(("http", rest)) => (false, rest),
@@ -74,7 +74,7 @@ impl Target {
     }
 }
 
-/// A path as a request line takes it: absolute, without fragment, other than ASCII escaped.
+/// A path in the form of a request line: absolute, without fragment, with all but ASCII escaped.
 fn sendable(path: &str) -> String {
     let path = path.split('#').next().unwrap_or_default();
     let slash = if path.starts_with('/') { "" } else { "/" };
@@ -95,7 +95,7 @@ pub(super) struct Answer {
     body: Vec<u8>,
 }
 
-/// Asks, and judges the answer. Begun before `end`, it ends then.
+/// Sends the request, and judges the answer. It ends at `end` at the latest.
 pub(super) async fn probe(check: &HttpCheck, end: Instant, tls: Tls<'_>) -> ProbeOutcome {
     match get(check, end, tls).await {
         Err(why) => ProbeOutcome::Failed(why),
@@ -114,7 +114,7 @@ fn judged(answer: &Answer) -> ProbeOutcome {
     }
 }
 
-/// What a probe makes of the answer that a connection gives, and the path that it leads to; for the fuzzer.
+/// The outcome of a probe for the answer on this connection, and the path of its redirect; for the fuzzer.
 pub(super) async fn answered<S: AsyncRead + AsyncWrite + Unpin>(
     socket: S,
     end: Instant,
@@ -129,7 +129,7 @@ pub(super) async fn answered<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// The last answer; the error has upstream's words.
+/// The last answer; the error has upstream's text.
 pub(super) async fn get(check: &HttpCheck, end: Instant, tls: Tls<'_>) -> Result<Answer, String> {
     let mut target = Target {
         is_https: check.is_https,
@@ -198,7 +198,7 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(
         if (100..=199).contains(&head.status) {
             continue;
         }
-        // what the status says counts, also where the body does not come to an end
+        // the status decides, even if the body does not end
         let _ = timeout_at(end, read_body(stream, &head, &mut bytes)).await;
         bytes.truncate(OUTPUT_BYTES);
         return Ok(Answer { status: head.status, location: head.location, body: bytes });
@@ -206,7 +206,7 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(
     Err(format!("the server answered with {INTERIM_ANSWERS} interim answers"))
 }
 
-/// Reads so far that the server is not cut off over a short answer.
+/// Reads enough of it that the server can send a short answer completely.
 async fn read_body<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut Stream<S>,
     head: &Head,
@@ -233,7 +233,7 @@ fn request(target: &Target, headers: &[(String, String)]) -> Vec<u8> {
     for (name, value) in defaults.iter().filter(|(name, _)| !given(name)) {
         text.push_str(&format!("{name}: {value}\r\n"));
     }
-    // as upstream: an empty one is how a manifest leaves a header out
+    // as upstream: a manifest leaves a header out by an empty value
     let kept = headers.iter().filter(|(name, value)| {
         let may_be_absent = ["Accept", "User-Agent"].iter().any(|other| name.eq_ignore_ascii_case(other));
         let is_left_out = value.is_empty() && may_be_absent;
@@ -263,7 +263,7 @@ impl Head {
     }
 }
 
-/// None: it has not ended.
+/// `None` if it is incomplete.
 fn head_of(bytes: &[u8]) -> Result<Option<Head>, String> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut response = httparse::Response::new(&mut headers);

@@ -1,7 +1,7 @@
 //! A connection to a pod, with or without TLS, on the runtime of the main thread.
 //!
-//! Always holds: no certificate is verified, as upstream's probes verify none: what is asked is whether something answers, and
-//! nothing secret is sent. Leaves timeouts to the caller.
+//! Always holds: no certificate is verified, as in upstream's probes: they only check whether something
+//! answers, and send nothing secret. Leaves timeouts to the caller.
 
 use crate::beside::beside;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-/// Names that are looked up at once: what looks one up goes on when nobody waits for it any longer, for as long as the name servers
+/// Lookups at once: a lookup continues when nobody waits for it any longer, for as long as the name servers
 /// take.
 const LOOKUPS: usize = 16;
 static LOOKUP: Semaphore = Semaphore::const_new(LOOKUPS);
@@ -34,7 +34,7 @@ pub(super) fn shown(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// An error as Go words it: lower case, without the number.
+/// An error in Go's form: lower case, without the number.
 pub(super) fn worded(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
@@ -59,7 +59,7 @@ async fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 }
 
 impl Stream {
-    /// The error has upstream's words.
+    /// The error has upstream's text.
     pub(super) async fn connect(host: &str, port: u16) -> Result<Self, String> {
         let socket = async { TcpStream::connect(&addresses(host, port).await?[..]).await }.await;
         let socket =
@@ -70,12 +70,12 @@ impl Stream {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
-    /// What is connected already.
+    /// Uses an existing connection.
     pub(super) fn over(socket: S) -> Self {
         Self { socket, tls: None }
     }
 
-    /// Speaks TLS from here on.
+    /// Uses TLS from here on.
     pub(super) fn with_tls(mut self, host: &str, config: Arc<ClientConfig>) -> Result<Self, String> {
         let name = ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
         let tls = ClientConnection::new(config, name).map_err(|error| error.to_string())?;
@@ -89,7 +89,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
         self.flush().await
     }
 
-    /// Sends what TLS has to send.
+    /// Sends TLS's pending output.
     async fn flush(&mut self) -> io::Result<()> {
         let Some(tls) = &mut self.tls else { return Ok(()) };
         while tls.wants_write() {
@@ -100,7 +100,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
         Ok(())
     }
 
-    /// 0: the other side has ended.
+    /// 0: the other side has closed its output.
     pub(super) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.tls.is_none() {
             return self.socket.read(buffer).await;
@@ -109,14 +109,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
             self.flush().await?;
             let Some(tls) = &mut self.tls else { return Ok(0) };
             match tls.reader().read(buffer) {
-                // one that ends without saying so in TLS has ended all the same
+                // a side that closes without TLS's notice has closed all the same
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return done,
             }
             let mut records = [0; 4096];
             let length = self.socket.read(&mut records).await?;
-            // of none TLS learns that the other side has ended
+            // an empty slice tells TLS that the other side has closed
             let mut received = &records[..length];
             loop {
                 tls.read_tls(&mut received)?;
@@ -129,7 +129,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
     }
 }
 
-/// TLS that takes any certificate.
+/// TLS that accepts any certificate.
 pub(super) fn unverified_tls() -> Result<Arc<ClientConfig>, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =

@@ -8,14 +8,15 @@ use tokio::net::TcpListener;
 
 /// A test that has not ended by then has failed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// A probe that is to run into its timeout.
+/// The timeout of a probe that should time out.
 const SHORT: Duration = Duration::from_millis(100);
 
 fn on_runtime<T>(test: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
 }
 
-/// A server that answers each connection so, after it has read something; its port. `{}` in the answer is that port.
+/// A server that sends this answer on each connection, after it has read something; returns its port. `{}` in
+/// the answer is that port.
 async fn server(answer: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -26,7 +27,7 @@ async fn server(answer: &'static str) -> u16 {
             let mut request = [0; 4096];
             let _ = socket.read(&mut request).await;
             let _ = socket.write_all(answer.replace("{}", &port.to_string()).as_bytes()).await;
-            // one that hangs keeps its connection open
+            // an answer that is incomplete keeps its connection open
             if !answer.contains("\r\n\r\n") {
                 held.push(socket);
             }
@@ -90,7 +91,7 @@ fn server_that_hangs_fails_the_probe_at_its_timeout() {
 #[test]
 fn port_without_a_server_fails_the_probe() {
     on_runtime(async {
-        // taken, and not listened on
+        // the port is taken, and nobody listens on it
         let taken = tokio::net::TcpSocket::new_v4().unwrap();
         taken.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let port = taken.local_addr().unwrap().port();
@@ -127,7 +128,8 @@ fn certificate_of_nobody_is_taken() {
     assert_eq!(outcome, ProbeOutcome::Passed);
 }
 
-/// A gRPC server's frames after the request: SETTINGS, PING, HEADERS, a message with this status, HEADERS at the end.
+/// A gRPC server's frames after the request: SETTINGS, PING, HEADERS, a message with this status, HEADERS at
+/// the end.
 fn frames(status: u8) -> Vec<u8> {
     let frame = |kind, flags, stream, payload: &[u8]| {
         let length = u8::try_from(payload.len()).unwrap();

@@ -1,9 +1,10 @@
 //! The files of a ConfigMap, a Secret or a pod's fields in a directory, replaced all at once.
 //!
-//! The layout is upstream's: `..data` links to a directory `..TIME` with all files, and each first part of a path is a link to
-//! `..data/PART`. Always holds: a reader by `..data` sees one set of files whole, old or new, whenever the agent is killed or the
-//! power cut; what such an end left is swept by the next call; nothing is written when the files are as they should be, so flash
-//! wears out by news alone. No flush: a machine that boots prepares its pods anew, and compares. Leaves to others: which files.
+//! The layout is upstream's: `..data` links to a directory `..TIME` with all files, and each first part of a
+//! path is a link to `..data/PART`. Always holds: a reader by `..data` sees one complete set of files, old or
+//! new, whenever the agent is killed or the power cut; the next call removes the leftovers of such an end;
+//! nothing is written when the files are as they should be, so only changes wear out flash. No flush: after a
+//! boot, pods are prepared anew, and their files compared. Leaves to others: which files.
 
 use kedge_core::pods::VolumeFile;
 use kedge_core::sorted::{SortedMap, SortedSet};
@@ -20,15 +21,15 @@ use std::time::SystemTime;
 
 /// The link to the present set.
 const DATA: &str = "..data";
-/// Its successor, until it takes its place.
+/// Its successor, until it replaces it.
 const NEXT: &str = "..data_tmp";
-/// A new link of a file, until it takes its place.
+/// A new link of a file, until it replaces the old one.
 const NEXT_LINK: &str = "..link_tmp";
-/// Directories of one moment: a clock that stands still.
+/// Most directories of one moment, in case the clock does not move.
 const SAME_MOMENT: u32 = 1000;
 
-/// Makes these, and no others, the files of the directory.
-/// They belong to the `group`, which may read them.
+/// Makes these the files of the directory, and removes others. They belong to the `group`, which may read
+/// them.
 pub(super) fn replace(root: &Path, files: &[VolumeFile], group: Option<u32>) -> io::Result<()> {
     Replacement { root, files, group, step: &mut || Ok(()) }.run()
 }
@@ -37,7 +38,7 @@ struct Replacement<'a> {
     root: &'a Path,
     files: &'a [VolumeFile],
     group: Option<u32>,
-    /// Called before each change; a test ends here.
+    /// Called before each change; a test returns an error here to stop it.
     step: &'a mut dyn FnMut() -> io::Result<()>,
 }
 
@@ -130,7 +131,7 @@ impl Replacement<'_> {
         Ok(())
     }
 
-    /// Removes links of files that are gone, and earlier sets; of a directory without sets everything else.
+    /// Removes links of files that are gone, and earlier sets; if the directory had no sets, everything else.
     fn sweep(&mut self, set: &OsStr, had_sets: bool) -> io::Result<()> {
         let wanted = first_parts(self.files);
         for entry in fs::read_dir(self.root)? {
@@ -163,7 +164,7 @@ fn remove_link(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A directory of files; the umask of the service may have narrowed it.
+/// Shares a directory of files with its group; the umask of the service may have narrowed it.
 fn share(directory: &Path, group: Option<u32>) -> io::Result<()> {
     chown(directory, None, group)?;
     let mode = if group.is_some() { 0o2755 } else { 0o755 };
@@ -288,7 +289,7 @@ mod tests {
             let done = Replacement { root: &scratch, files: &new, group: None, step: &mut step }.run();
             let set = seen(&scratch.join(DATA));
             assert!(set == as_seen(&old) || set == as_seen(&new), "cut {cut}: {set:?}");
-            // by the names that a container uses: what is in both sets is of one of them
+            // by the names that a container uses: files in both sets must be of the same one
             let shown = seen(&scratch);
             assert!(shown["a"] == shown["x/b"], "cut {cut}: {shown:?}");
             replace(&scratch, &new, None).unwrap();
