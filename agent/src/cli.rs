@@ -7,7 +7,7 @@
 use crate::local::client::{self, AskError};
 use crate::options::{AgentOptions, CheckOptions, Output, Places};
 use crate::output::{CommandError, print};
-use crate::{forecast, images, local_config, status};
+use crate::{VERSION, forecast, images, local_config, status};
 use kedge_core::config::records::{BadConfigs, Current, Known, Read, Startups, StateFile};
 use kedge_core::images::Reference;
 use kedge_core::kubelet::{self, LayerText, LocalLayers, Origin};
@@ -23,8 +23,6 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Names of one directory that `kedge config history` reads.
 const HISTORY_ENTRIES: usize = 1_000;

@@ -8,13 +8,11 @@ use crate::net::known_server::KnownServer;
 use crate::options::AgentOptions;
 use crate::perform::disk::{DiskHealth, DiskLoop, DiskOrder, KnownIdentity};
 use crate::perform::quota::Quota;
-use crate::{local_config, run};
+use crate::{VERSION, local_config, run};
 use kedge_core::{Action, Core, Event, Options, Outcome, Report, Step};
 use kedge_platform::linux::{self, LinuxClocks, LinuxHost, Roots};
 use kedge_platform::{Clocks as _, RunDirectory};
 use std::sync::Arc;
-
-const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The report that the agent would give after its start.
 ///
@@ -73,6 +71,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         // a forecast changes nothing
         _claim: None,
     };
+    disk.take_over();
     let mut event = Event::Start;
     loop {
         let mut actions = Vec::new();

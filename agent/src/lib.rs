@@ -35,3 +35,6 @@ pub mod slot;
 pub mod state;
 mod status;
 pub mod workloads;
+
+/// The release, and the commit where the build names it.
+pub const VERSION: &str = kedge_platform::program_version!();

@@ -18,7 +18,7 @@ use crate::perform::quota::Quota;
 use crate::perform::{Loops, Parts};
 use crate::refused::Start;
 use crate::slot::host;
-use crate::{local_config, logging};
+use crate::{VERSION, local_config, logging};
 use kedge_api::Timestamp;
 use kedge_core::kubelet::{Capacity, Effective};
 use kedge_core::{Action, Core, Event, Exit, Level, Now, Options, PreviousRun, Step};
@@ -135,6 +135,7 @@ pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
     let faults = Faults::new(&options.places.run_dir);
     faults.gate("exec-begun");
     logging::start().map_err(|error| AgentError::System("start the log", error))?;
+    log::info!("kedge {VERSION}");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -343,7 +344,7 @@ impl Agent {
         let mut node = Core::new(
             Options {
                 node_name: node_name.clone(),
-                version: env!("CARGO_PKG_VERSION").into(),
+                version: VERSION.into(),
                 local: layers,
                 dynamic_config: options.dynamic_config,
                 node_labels,
@@ -377,7 +378,7 @@ impl Agent {
             previous: Box::new(previous),
             host: Box::new(host),
             identity: KnownIdentity::default(),
-            version: env!("CARGO_PKG_VERSION").into(),
+            version: VERSION.into(),
             node_name: node_name.clone(),
             bad_configs: None,
             bad_configs_unreadable: None,

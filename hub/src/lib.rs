@@ -50,3 +50,6 @@ static ALLOCATOR: &stats_alloc::StatsAlloc<std::alloc::System> = &stats_alloc::I
 
 pub use hub::{Hub, Subscription};
 pub use store::OpenError;
+
+/// The release, and the commit where the build names it.
+pub const VERSION: &str = kedge_platform::program_version!();

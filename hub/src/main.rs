@@ -17,8 +17,8 @@ use kedge_hub::pki::{self, Pki};
 use kedge_hub::probe::Probe;
 use kedge_hub::store::backup;
 use kedge_hub::{
-    Hub, addresses, controllers, denials, guard, kubeconfig_command, logging, node_command, rollout_command,
-    server,
+    Hub, VERSION, addresses, controllers, denials, guard, kubeconfig_command, logging, node_command,
+    rollout_command, server,
 };
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), String> {
     match command {
         Command::Help => print(flags::HELP),
-        Command::Version => print(&format!("kedge-hub {}\n", env!("CARGO_PKG_VERSION"))),
+        Command::Version => print(&format!("kedge-hub {VERSION}\n")),
         Command::NodeKubeconfig(options) => node_kubeconfig(&options),
         Command::Node(command) => print(&small_runtime()?.block_on(node_command::run(&command))?),
         Command::Rollout(command) => small_runtime()?.block_on(rollout_command::run(&command, print)),
@@ -64,7 +64,7 @@ fn run(command: Command) -> Result<(), String> {
             logging::start(options.log_level);
             let machine = Machine::read();
             let capacity = Capacity::of(&machine);
-            log::info!("{machine}: {capacity}");
+            log::info!("kedge-hub {VERSION}; {machine}: {capacity}");
             tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(capacity.workers)
                 .thread_stack_size(server::STACK_BYTES)
@@ -148,7 +148,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     background.spawn(renew(pki));
     background.spawn(denials::follow(hub.clone()));
     let (listening, ca, kubeconfig) = (admin_url, shown(&ca), shown(&kubeconfig));
-    log::info!("kedge-hub {} listens on {address}", env!("CARGO_PKG_VERSION"));
+    log::info!("kedge-hub listens on {address}");
     // from here on connections wait in the backlog, so the announced address works already
     if let Err(error) = print(&format!("listening: {listening}\nca: {ca}\nkubeconfig: {kubeconfig}\n")) {
         log::warn!("{error}; listening: {listening}");

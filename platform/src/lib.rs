@@ -32,3 +32,15 @@ pub use files::{Displaced, DurableFiles, Entry, Files, Kind, Listing, ReadError,
 pub use host::{Address, Capacity, HostFacts, HostIdentity, ProcessFacts, Usage, WatchdogDevice};
 pub use supervisor::Supervisor;
 pub use watchdog::{Health, Progress, StalledLoop, Watchdog};
+
+/// What the program that uses this calls itself: its release and, where the build says so (`KEDGE_VERSION`, by `cross/build`), the
+/// commit it was built from: `0.1.0+1a2b3c4d5e`. A macro: another commit builds anew only the crate that uses it.
+#[macro_export]
+macro_rules! program_version {
+    () => {
+        match option_env!("KEDGE_VERSION") {
+            Some(version) => version,
+            None => env!("CARGO_PKG_VERSION"),
+        }
+    };
+}

@@ -20,7 +20,16 @@ PROGRAM record-exit. For machines without systemd.
   --run-dir DIR       becomes $RUNTIME_DIRECTORY; made if missing
   --state-dir DIR     becomes $STATE_DIRECTORY; made if missing
   --no-record         run nothing after an end
+  --version           print the version
 ";
+
+const VERSION: &str = kedge_platform::program_version!();
+
+/// What a command line asks for.
+enum Asked {
+    Text(String),
+    Run(Box<Unit>),
+}
 
 fn main() -> ExitCode {
     match run() {
@@ -33,10 +42,14 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let Some(unit) = parse(lexopt::Parser::from_env())? else {
-        print!("{HELP}");
-        return Ok(());
+    let unit = match parse(lexopt::Parser::from_env())? {
+        Asked::Text(text) => {
+            print!("{text}");
+            return Ok(());
+        }
+        Asked::Run(unit) => *unit,
     };
+    eprintln!("kedge-babysitter {VERSION}");
     let stop_limit = unit.limits.stop * 3;
     let asked_to_stop = signals::listen()?;
     let babysitter = Babysitter::start(unit)?;
@@ -46,7 +59,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn parse(mut parser: lexopt::Parser) -> Result<Option<Unit>, lexopt::Error> {
+fn parse(mut parser: lexopt::Parser) -> Result<Asked, lexopt::Error> {
     use lexopt::prelude::*;
     let mut unit = Unit::new("service", Vec::new());
     unit.inherit_environment = true;
@@ -60,7 +73,8 @@ fn parse(mut parser: lexopt::Parser) -> Result<Option<Unit>, lexopt::Error> {
             Long("run-dir") => unit.run_dir = Some(PathBuf::from(parser.value()?)),
             Long("state-dir") => unit.state_dir = Some(PathBuf::from(parser.value()?)),
             Long("no-record") => is_recording = false,
-            Long("help") | Short('h') => return Ok(None),
+            Long("help") | Short('h') => return Ok(Asked::Text(HELP.into())),
+            Long("version") | Short('V') => return Ok(Asked::Text(format!("kedge-babysitter {VERSION}\n"))),
             Value(program) => {
                 unit.record_command = is_recording.then(|| vec![program.clone(), "record-exit".into()]);
                 unit.command.push(program);
@@ -72,5 +86,5 @@ fn parse(mut parser: lexopt::Parser) -> Result<Option<Unit>, lexopt::Error> {
     if unit.command.is_empty() {
         return Err("no program given; see --help".into());
     }
-    Ok(Some(unit))
+    Ok(Asked::Run(Box::new(unit)))
 }

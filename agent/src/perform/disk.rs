@@ -438,8 +438,37 @@ impl DiskLoop {
     }
 
     fn has_counts(&self, version: &str) -> bool {
-        let startups = StateFile::Startups.path(version);
-        !matches!(self.files.read(Path::new(&startups), 0), Err(ReadError::NotFound { .. }))
+        self.is_there(&StateFile::Startups, version)
+    }
+
+    fn is_there(&self, file: &StateFile, version: &str) -> bool {
+        !matches!(self.files.read(Path::new(&file.path(version)), 0), Err(ReadError::NotFound { .. }))
+    }
+
+    /// Builds that did not name their commit called themselves by their release alone. The first start of one that does takes over what
+    /// they left, as the same version. It stays there, too, should such a build be put back. The verdicts go first: a cut between the two
+    /// costs no more than counts. A run that may change nothing reads it where it lies.
+    pub(crate) fn take_over(&mut self) {
+        let Some((release, _)) = self.version.split_once('+') else { return };
+        let release = release.to_owned();
+        let both = [StateFile::BadConfigs, StateFile::Startups];
+        // only what ran last has counts: what was taken over before may have been forgiven since
+        if !self.has_counts(&release) || both.iter().any(|file| self.is_there(file, &self.version)) {
+            return;
+        }
+        if self.read_only.is_some() {
+            self.version = release;
+            return;
+        }
+        for file in both {
+            let (from, to) = (file.path(&release), file.path(&self.version));
+            let Ok(content) = self.files.read(Path::new(&from), CHECKPOINT_BYTES) else { continue };
+            if let Err(error) = self.files.write_durably(Path::new(&to), &content) {
+                log::warn!("{from} is not taken over: {}", crate::errors::chain(&error));
+                return;
+            }
+            log::info!("{from} is taken over as {to}");
+        }
     }
 
     fn addresses(&self) -> Vec<String> {
@@ -555,8 +584,10 @@ fn is_version(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_digit()) && name.contains('.')
 }
 
+/// Of the release: commits have no order.
 fn numbers(version: &str) -> Vec<u64> {
-    version.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0)).collect()
+    let release = version.split('+').next().unwrap_or_default();
+    release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0)).collect()
 }
 
 /// Files that a sweep leaves alone: records, named checkpoints, two versions' verdicts, and all files that
@@ -835,6 +866,45 @@ mod tests {
             assert!(scratch.join("0.1.0/bad-configs.json").exists());
             assert!(!scratch.join("0.1.0/startups.json").exists() && !scratch.join("0.2.0").exists());
         }
+    }
+
+    #[test]
+    fn first_build_that_names_its_commit_takes_over_its_release() {
+        let scratch = kedge_rig::Scratch::new("named-commit").unwrap();
+        let counted = |files| Counted { files, asked: Arc::default(), is_full: false };
+        let disk = |version: &str| DiskLoop {
+            version: version.into(),
+            ..disk_loop(&scratch, Host::default(), counted)
+        };
+        let records = |disk: &DiskLoop| {
+            [StateFile::BadConfigs, StateFile::Startups].map(|file| content(&disk.read(&file)))
+        };
+        let [list, counts] = ["[verdicts]", "[counts]"].map(|text| Some(text.as_bytes().to_vec()));
+        scratch.write("0.1.0/bad-configs.json", "[verdicts]");
+        scratch.write("0.1.0/startups.json", "[counts]");
+
+        let mut forecast = DiskLoop { read_only: Some("a forecast".into()), ..disk("0.1.0+aaaaaaaaaa") };
+        forecast.take_over();
+        assert_eq!(records(&forecast), [list.clone(), counts.clone()]);
+        assert!(!scratch.join("0.1.0+aaaaaaaaaa").exists(), "it wrote nothing");
+
+        let mut first = disk("0.1.0+aaaaaaaaaa");
+        first.take_over();
+        assert_eq!(records(&first), [list.clone(), counts]);
+        first.perform(DiskOrder::Sweep(Some(Vec::new())));
+        assert!(scratch.join("0.1.0/bad-configs.json").exists(), "for such a build, should it be put back");
+        assert!(!scratch.join("0.1.0/startups.json").exists());
+        // a person lifts all verdicts: they do not come back
+        std::fs::remove_file(scratch.join("0.1.0+aaaaaaaaaa/bad-configs.json")).unwrap();
+        first.take_over();
+        assert_eq!(records(&first)[0], None);
+
+        // another commit is another version, and judges afresh
+        let mut next = disk("0.1.0+bbbbbbbbbb");
+        next.take_over();
+        assert_eq!(records(&next), [None, None]);
+        next.perform(DiskOrder::Sweep(Some(Vec::new())));
+        assert!(!scratch.join("0.1.0").exists() && scratch.join("0.1.0+aaaaaaaaaa").exists());
     }
 
     #[test]

@@ -128,6 +128,8 @@ impl Loops {
         let disk_rest = Arc::new(Rest::default());
         let rest = disk_rest.clone();
         let disk_thread = spawn(kedge_core::DISK_LOOP, move || {
+            token.busy();
+            disk.take_over();
             run_orders(
                 orders,
                 (&token, &rest),

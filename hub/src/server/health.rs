@@ -11,6 +11,7 @@ use super::context::RequestContext;
 use super::limits::Resource;
 use super::respond::{self, Body};
 use super::shared::Server;
+use crate::VERSION;
 use crate::store::health::STALL;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::kinds::{KINDS, LEASE, NODE};
@@ -21,8 +22,9 @@ pub(super) fn version() -> Response<Body> {
     let version = json!({
         "major": major.to_string(),
         "minor": minor.to_string(),
-        "gitVersion": format!("v{major}.{minor}.0{HUB_VERSION_MARK}-{}", env!("CARGO_PKG_VERSION")),
-        "gitCommit": "", "gitTreeState": "", "buildDate": "", "goVersion": "",
+        // of a second `+` clients would say that it is no version
+        "gitVersion": format!("v{major}.{minor}.0{HUB_VERSION_MARK}-{}", VERSION.replace('+', "-")),
+        "gitCommit": VERSION.split_once('+').map_or("", |(_, commit)| commit), "gitTreeState": "", "buildDate": "", "goVersion": "",
         "compiler": "rustc",
         "platform": format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),
     });

@@ -40,7 +40,8 @@ const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";
 /// What `kubeletVersion` says: a version that skew checks of Kubernetes tools can read, and whose build it is.
 pub fn kubelet_version(agent_version: &str) -> String {
     let (major, minor) = kedge_api::KUBERNETES_VERSION;
-    format!("v{major}.{minor}.0+kedge-{agent_version}")
+    // of a second `+` they would say that it is no version
+    format!("v{major}.{minor}.0+kedge-{}", agent_version.replace('+', "-"))
 }
 
 /// The host's part of the status: composed when facts arrive, compared at every event.
@@ -675,6 +676,12 @@ fn milli(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn version_with_a_commit_is_a_semantic_version() {
+        assert_eq!(kubelet_version("0.1.0"), "v1.36.0+kedge-0.1.0");
+        assert_eq!(kubelet_version("0.1.0+1a2b3c4d5e-dirty"), "v1.36.0+kedge-0.1.0-1a2b3c4d5e-dirty");
+    }
 
     #[test]
     fn amounts_are_written_as_the_api_server_writes_them() {
