@@ -1,11 +1,12 @@
 //! The agent's core: takes events, gives actions.
 //!
-//! `Core::handle` takes one event at one time and appends actions; `Core::next_deadline` says when to call it again without
-//! an event. What is decided is decided by actors with a state of their own, each in its module: the configuration
-//! (`config::actor`), the Node object, the heartbeat, the Events (`node`), the pods (`pods::actor`); here events are routed to them, and
-//! what one learns to the next. Always holds: at most one file step is under way; the Lease, the status and the configuration are
-//! independent, so none waits for another; queues have bounds. Leaves to others: performing the actions and reporting
-//! each outcome, in any order and as late as it likes.
+//! `Core::handle` takes one event at one time and appends actions; `Core::next_deadline` returns when to call
+//! it again without an event. Actors with a state of their own make the decisions, each in its module: the
+//! configuration (`config::actor`), the Node object, the heartbeat, the Events (`node`), the pods
+//! (`pods::actor`); this module routes events to them, and one actor's results to the next. Always holds: at
+//! most one file step is under way; the Lease, the status and the configuration are independent, so none
+//! waits for another; queues have bounds. Leaves to others: performing the actions and reporting each
+//! outcome, in any order and as late as it likes.
 
 use crate::answer::{Answer, Level, Now};
 use crate::config::actor::ConfigActor;
@@ -42,7 +43,7 @@ enum Phase {
     Starting { outcomes: Vec<Outcome>, parsed: Parsed },
     /// A config is in use.
     Running(Box<Running>),
-    /// The exit was ordered. All is kept, for it may be held up.
+    /// The exit was ordered. Everything is kept, because the exit may be delayed.
     Exited(Box<Running>),
 }
 
@@ -52,7 +53,7 @@ struct Running {
     outbox: Outbox<RequestKey, Order>,
 }
 
-/// The actors, and what concerns them all: the server.
+/// The actors, and their common state: the server.
 #[derive(Clone)]
 struct Actors {
     config: ConfigActor,
@@ -60,17 +61,18 @@ struct Actors {
     heartbeat: Heartbeat,
     events: NodeEvents,
     calls: Calls,
-    /// None: there is no runtime on this node.
+    /// `None` on a node without a runtime.
     pods: Option<Box<PodsActor>>,
     contact: Contact,
     is_hub: Option<bool>,
-    /// Which of the servers that the kubeconfig has named is asked now.
+    /// Number of the present server: the servers that the kubeconfig has named are counted.
     server: u64,
     /// A stream had no network, and none has had contact since.
     is_out: bool,
 }
 
-/// The core of one agent. A clone goes on from the same moment, so that a search can try several futures of it.
+/// The core of one agent. A clone continues from the same moment, so that a search can try several futures of
+/// it.
 #[derive(Clone)]
 pub struct Core {
     options: Options,
@@ -82,8 +84,8 @@ pub struct Core {
 }
 
 impl Core {
-    /// Checks the local config: without a valid one an agent refuses to start, whatever is assigned.
-    /// `now` is for stamps.
+    /// Checks the local config: without a valid one an agent refuses to start, whatever is assigned. `now` is
+    /// for stamps.
     ///
     /// # Errors
     /// The local config is invalid; nothing was counted or written.
@@ -103,7 +105,8 @@ impl Core {
         Ok(Self { options, facts, jitter, phase: Phase::New, stop_before_start: None, serves_pods: false })
     }
 
-    /// Containers can run here. To be called before `Event::Start`; else the agent asks nothing about pods.
+    /// Containers can run here. Call it before `Event::Start`; otherwise the agent sends no requests about
+    /// pods.
     pub fn serve_pods(&mut self) {
         self.serves_pods = true;
     }
@@ -124,7 +127,7 @@ impl Core {
         }
     }
 
-    /// When to call `handle` with `Tick` if nothing happens before.
+    /// When to call `handle` with `Tick` if no event comes before.
     pub fn next_deadline(&self, now: Now) -> Option<Duration> {
         match &self.phase {
             Phase::Running(running) => running.actors.next_deadline(now, &running.outbox),
@@ -132,7 +135,7 @@ impl Core {
         }
     }
 
-    /// For `kedge status` and metrics; None until a config is in use.
+    /// For `kedge status` and metrics; `None` until a config is in use.
     pub fn report(&self, now: Now) -> Option<Report> {
         match &self.phase {
             Phase::Running(running) => Some(running.actors.report(now, &self.options)),
@@ -140,7 +143,7 @@ impl Core {
         }
     }
 
-    /// The pods of this node; None: it runs none.
+    /// The pods of this node; `None` if it runs none.
     pub fn pods(&self) -> Option<Vec<PodReport>> {
         let Phase::Running(running) = &self.phase else { return None };
         running.actors.pods.as_ref().map(|pods| pods.report())
@@ -152,13 +155,15 @@ impl Core {
         running.actors.config.configuration.hold_left(now).map(|left| left.as_secs_f64().ceil() as u64)
     }
 
-    /// Whether [`Self::pods`] has all that there is: not before what lies on the disk and what the runtime has was heard of.
+    /// Whether [`Self::pods`] is complete: not before the records on the disk and the runtime's containers
+    /// are known.
     pub fn knows_all_pods(&self) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
         running.actors.pods.as_ref().is_some_and(|pods| pods.is_report_complete())
     }
 
-    /// The outcome of [`Event::Forgive`] for this UID if it came now. Until a config is in use, no verdict is known.
+    /// The outcome of [`Event::Forgive`] for this UID at this moment. Until a config is in use, no verdict is
+    /// known.
     pub fn forgiveness(&self, uid: &str) -> Forgiveness {
         match &self.phase {
             Phase::Running(running) => running.actors.config.configuration.forgiveness(uid),
@@ -166,7 +171,7 @@ impl Core {
         }
     }
 
-    /// Why [`Event::Reset`] would be refused if it came now; `None` if it would be done.
+    /// Why [`Event::Reset`] would be refused at this moment; `None` if it would be done.
     pub fn reset_refusal(&self) -> Option<String> {
         match &self.phase {
             Phase::Running(running) => running.actors.config.configuration.reset_refusal(),
@@ -174,7 +179,7 @@ impl Core {
         }
     }
 
-    /// Which of the servers that the kubeconfig has named is asked now: an action is for this one, see [`Event::Heard`].
+    /// Number of the present server: an action is for this one, see [`Event::Heard`].
     pub fn server(&self) -> u64 {
         match &self.phase {
             Phase::Running(running) => running.actors.server,
@@ -182,8 +187,8 @@ impl Core {
         }
     }
 
-    /// UID and resourceVersion of the ConfigMap that is to be watched, if a whole copy of that is on disk: an object that still
-    /// has both need not be downloaded, and [`Listing::Unchanged`](crate::Listing) says so.
+    /// UID and resourceVersion of the ConfigMap to watch, if a whole copy of it is on disk: an object that
+    /// still has both need not be downloaded, and is reported as [`Listing::Unchanged`](crate::Listing).
     pub fn held_config_map(&self) -> Option<(String, String)> {
         let Phase::Running(running) = &self.phase else { return None };
         running.actors.config.held()
@@ -326,7 +331,7 @@ impl Actors {
                 watching.for_each(|watching| watching.is_receiving(turn.now, round));
             }
             Event::WatchEnded { watched, round, end } => self.watch_ended(watched, round, end, turn),
-            // an answer is not contact for a config: only what the API server accepts is
+            // an answer is not contact for a config: only an accepted request is
             Event::Contact => {
                 self.reached(turn);
                 self.contact.watch_answered();
@@ -361,7 +366,7 @@ impl Actors {
         if server == self.server {
             return self.handle(event, turn);
         }
-        // news of a server that is not asked any more only frees the way that the request took
+        // an answer of an earlier server only frees the request's key
         let key = match event {
             Event::Answered(key, _) => key,
             Event::Renewed(_) | Event::RenewedAsOf(_) => RequestKey::Renew,
@@ -370,8 +375,9 @@ impl Actors {
         turn.outbox.is_answered_by_another_server(&key);
     }
 
-    /// Nothing about the other server's objects may be compared with, or sent to, this one: under another server's rules the Node's
-    /// annotation could even read as "nothing is assigned", and a ConfigMap of the same name is another object.
+    /// The other server's objects may not be compared with this one's, or sent to it: under another server's
+    /// rules the Node's annotation could even read as "nothing is assigned", and a ConfigMap of the same name
+    /// is another object.
     fn server_changed(&mut self, server: u64, turn: &mut Turn) {
         (self.server, self.is_hub, self.is_out) = (server, None, false);
         turn.outbox.server_changed();
@@ -388,7 +394,8 @@ impl Actors {
         }
     }
 
-    // ------------------------------------------------------------------------------------------ lists and watches
+    // ------------------------------------------------------------------------------------------ lists and
+    // watches
 
     fn is_watched(&self, of: &Collection) -> bool {
         match of {
@@ -398,7 +405,7 @@ impl Actors {
         }
     }
 
-    /// None: nothing of the kind is watched on this node.
+    /// `None` if this node watches no such objects.
     fn reflector(&mut self, watched: Watched) -> Option<&mut Reflector> {
         match watched {
             Watched::Node => Some(&mut self.node.reflector),
@@ -411,7 +418,7 @@ impl Actors {
         self.reflector(watched).map(|reflector| &mut reflector.watching)
     }
 
-    /// Hands on what a reflector shows.
+    /// Passes on a reflector's news.
     fn show(&mut self, of: &Collection, shown: Shown, turn: &mut Turn) {
         if let Shown::TooMuch { why, is_first: true } = &shown {
             let stream = of.watched().stream();
@@ -457,7 +464,7 @@ impl Actors {
         }
     }
 
-    /// Lists what has not shown a change that a renewal named.
+    /// Lists collections that have not shown a change that a renewal announced.
     fn read_what_is_named(&mut self, latest: Option<u64>, turn: &mut Turn) {
         for watched in WATCHED {
             let Some(watching) = self.watching(watched) else { continue };
@@ -491,7 +498,7 @@ impl Actors {
         }
     }
 
-    /// The server answers: what waits for the network on another stream does not wait any longer.
+    /// The server answers: requests that wait for the network on other streams need not wait any longer.
     fn reached(&mut self, turn: &mut Turn) {
         if std::mem::take(&mut self.is_out) {
             for watched in WATCHED {
@@ -502,7 +509,8 @@ impl Actors {
         }
     }
 
-    /// The Lease request was answered. `latest`: the latest change that concerns the node, if the answer names it.
+    /// The Lease request was answered. `latest` is the latest change that concerns the node, if the answer
+    /// has it.
     fn renewed(&mut self, answer: &Answer, latest: Option<u64>, turn: &mut Turn) {
         if turn.outbox.is_answered_by_another_server(&RequestKey::Renew) {
             return;
@@ -634,13 +642,13 @@ impl Actors {
         false
     }
 
-    /// Puts what is wanted now into the outbox. Those of one moment leave in this order.
+    /// Puts the wanted requests into the outbox. Those of one moment leave in this order.
     fn offer_requests(&mut self, turn: &mut Turn) {
         turn.offer(RequestKey::Version, |_| self.is_hub.is_none().then_some(Request::Version));
         self.node.offer_registration(self.config.config(), self.heartbeat.facts(), turn);
         if let Some(is_hub) = self.is_hub.filter(|_| self.node.node().is_some()) {
             let status = self.config.config_status();
-            // first what mirrors the status: it is never older than the condition
+            // first the mirror of the status: it is never older than the condition
             let awaits_mirror = !is_hub && self.node.offer_mirror(json!(status).to_string(), turn);
             if !awaits_mirror {
                 let status = is_hub.then_some(&status);
@@ -695,7 +703,7 @@ const WATCHED: [Watched; 3] = [Watched::Node, Watched::ConfigMap, Watched::Pods]
 fn send_due_requests(lease_deadline: Duration, turn: &mut Turn) {
     while let Some((key, order)) = turn.outbox.take_due(turn.now) {
         if matches!(key, RequestKey::Register | RequestKey::PatchLabels) {
-            // the Node as read confirms this: do not resend for LONGEST_WAIT
+            // a read of the Node confirms this: do not resend for LONGEST_WAIT
             turn.outbox.pause(&key, turn.now.mono.saturating_add(LONGEST_WAIT));
         }
         turn.act(match order {
@@ -724,7 +732,7 @@ fn describe(key: RequestKey, node: &str) -> String {
     }
 }
 
-/// What an answer to a request other than a renewal means for the next of its key.
+/// The meaning of an answer to a request other than a renewal for the next one of its key.
 fn verdict_on(key: RequestKey, answer: &Answer) -> Verdict {
     let status = match answer {
         Answer::Accepted(_) => return Verdict::Done,

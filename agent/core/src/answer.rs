@@ -1,22 +1,22 @@
-//! What every part of core is handed: the time, the answer to a request, the level of a log line.
+//! The types that every part of core gets: the time, the answer to a request, the level of a log line.
 //!
-//! Owns these three types and nothing else, so that a part needs no knowledge of the closed lists in `event`.
+//! Owns these three types and nothing else, so that a part need not depend on the closed lists in `event`.
 
 use kedge_api::Timestamp;
 use serde_json::Value;
 use std::fmt;
 use std::time::Duration;
 
-/// Time as handed to core: running time since some fixed start, and wall time for stamps.
+/// The time that core gets: running time since some fixed start, and wall time for stamps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
     /// Monotonic running time.
     pub mono: Duration,
-    /// Wall time; never compared, but for how long a pod was active before this process (`pods::failing`).
+    /// Wall time; never compared, except for how long a pod was active before this process (`pods::failing`).
     pub wall: Timestamp,
 }
 
-/// Longest wait that a server may ask for: what a wrong or hostile answer says must not end the heartbeat for a year.
+/// Longest wait that a server may ask for: a wrong or hostile answer must not end the heartbeat for a year.
 pub(crate) const LONGEST_PATIENCE: Duration = Duration::from_secs(300);
 
 /// Level of a log line.
@@ -30,30 +30,31 @@ pub enum Level {
     Debug,
 }
 
-/// How an API server answered.
+/// An API server's answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// Done; the object, if one was asked for.
+    /// Done; with the object, if one was requested.
     Accepted(Option<Value>),
-    /// The server will not; with its Status.
+    /// The server refuses; with its Status.
     Refused {
         status: u16,
         reason: String,
         message: String,
-        /// When to come back, if it says.
+        /// When to try again, if the server sent it.
         retry_after: Option<Duration>,
     },
-    /// No answer that counts: unreachable, untrusted, late, garbled.
+    /// No valid answer: unreachable, untrusted, late, garbled.
     Failed(String),
 }
 
 impl Answer {
-    /// The server will refuse the same request again: it lacks a right, or what it says is invalid or too large.
+    /// Whether the server will refuse the same request again: it lacks a right, or it is invalid or too
+    /// large.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self, Self::Refused { status: 400 | 403 | 405 | 413 | 415 | 422, .. })
     }
 
-    /// Status and reason of a refusal: its sort, whatever its message names.
+    /// Status and reason of a refusal: its kind, whatever its message contains.
     pub(crate) fn refusal(&self) -> Option<(u16, String)> {
         match self {
             Self::Refused { status, reason, .. } => Some((*status, reason.clone())),

@@ -1,19 +1,20 @@
-//! Contact with the API server as an operator sees it: since when there is one, since when not, and why.
+//! Contact with the API server as an operator sees it: since when it exists, or since when not, and why.
 //!
-//! Owns the log lines about it. Always holds: an outage is one line when it begins and one when it ends, whatever fails
-//! because of it; a line of work (a watch, a kind of request) that gets no answer while the Lease is renewed is a problem of
-//! its own, and is logged once. Leaves to others: what contact means for a trial (`config`), retries, refusals that were
-//! answered (`agent`).
+//! Owns the log lines about it. Always holds: an outage is one line when it begins and one when it ends,
+//! whatever fails because of it; a line of work (a watch, a kind of request) without answers while the Lease
+//! is renewed is a problem of its own, and is logged once. Leaves to others: the effect of contact on a trial
+//! (`config`), retries, refusals (`agent`).
 
 use crate::answer::{Level, Now};
 use crate::sorted::SortedMap;
 use serde::Serialize;
 use std::time::Duration;
 
-/// From the second failure in a row on it is more than a lost packet.
+/// From the second consecutive failure on it is more than a lost packet.
 const MORE_THAN_A_HICCUP: u64 = 2;
 
-/// The line of work of a kubeconfig that cannot be used. Each other problem of it is logged: it may be half corrected.
+/// Key under which an unusable kubeconfig is logged. Each other problem of it is logged: it may be half
+/// corrected.
 pub(crate) const KUBECONFIG_LINE: &str = "kubeconfig";
 
 /// A log line.
@@ -36,7 +37,7 @@ enum State {
     },
 }
 
-/// A line of work that gets no answer.
+/// A line of work without an answer.
 #[derive(Debug, Clone)]
 struct Silence {
     problem: String,
@@ -80,12 +81,12 @@ impl Contact {
         let secs = now.mono.saturating_sub(*without).as_secs();
         let line = format!("contact with the API server{again} after {secs} s: {what}");
         self.state = State::Made { since: now.mono };
-        // what still fails, fails again
+        // lines of work that still fail will fail again
         self.silent.clear();
         vec![(Level::Info, line)]
     }
 
-    /// The Lease was not renewed, for the `failures`th time in a row.
+    /// The Lease was not renewed, for the `failures`th consecutive time.
     pub(crate) fn not_renewed(&mut self, now: Now, problem: String, failures: u64) -> Option<Line> {
         match &self.state {
             State::NotYet { .. } => self.not_yet(problem, false),
@@ -121,12 +122,13 @@ impl Contact {
         self.silent.remove(line);
     }
 
-    /// Some watch had news of the server; which one is unknown, so each has to fail anew before it is logged.
+    /// Some watch had an answer of the server; which one is unknown, so each has to fail again before it is
+    /// logged.
     pub(crate) fn watch_answered(&mut self) {
         self.silent.retain(|_, silence| silence.is_logged);
     }
 
-    /// Another server: nothing is known about it.
+    /// Another server, about which nothing is known.
     pub(crate) fn server_changed(&mut self, now: Now) {
         *self = Self::new(now);
     }

@@ -1,7 +1,7 @@
 //! The events that core takes and the actions it gives, with their parts.
 //!
-//! Always holds: both lists are closed, and an action is complete: performing it needs no decision. Leaves to others:
-//! what an event means (`agent`), how an action is performed (the crate `kedge`, the simulator).
+//! Always holds: both lists are closed, and an action is complete: performing it needs no decision. Leaves to
+//! others: the meaning of an event (`agent`), performing an action (the crate `kedge`, the simulator).
 
 use crate::answer::{Answer, Level};
 use crate::config::records::{CheckpointName, Read};
@@ -17,11 +17,11 @@ use std::time::Duration;
 /// Everything that can happen. Core may receive outcomes in any order, and late.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// The agent begins. First, once.
+    /// The agent starts. First, once.
     Start,
     /// Time passed.
     Tick,
-    /// The file step asked for was performed.
+    /// The ordered file step was performed.
     StepDone(Outcome),
     /// Facts about the host were read.
     HostFacts(Box<HostFacts>),
@@ -29,46 +29,50 @@ pub enum Event {
     Answered(RequestKey, Answer),
     /// The Lease request was answered, or failed.
     Renewed(Answer),
-    /// It was accepted, and the answer named the latest change that concerns the node: `Kedge-Desired`.
+    /// It was accepted, and the answer had the number of the latest change that concerns the node:
+    /// `Kedge-Desired`.
     RenewedAsOf(u64),
-    /// The hub said that calls with these ids wait for this node. It may say so more than once.
+    /// The hub announced that calls with these ids wait for this node. It may do so more than once.
     Called(Vec<String>),
     /// A list of the collection was read to its end.
     Listed { of: Collection, listing: Listing },
-    /// Its watch showed an object that was added or changed; or one that is no longer there, in its last state.
+    /// The watch showed an object that was added or changed; or one that is gone, in its last state.
     Changed { of: Collection, object: Value, is_deleted: bool },
-    /// A round has shown everything up to this resourceVersion; `is_change`: by a change of the object, not a list or a bookmark.
-    /// Also contact.
+    /// A round has shown everything up to this resourceVersion; `is_change`: by a change of the object, not a
+    /// list or a bookmark. Also contact.
     WatchPosition { watched: Watched, round: u64, version: String, is_change: bool },
-    /// A round is receiving something that is not complete yet.
+    /// A round is receiving an event that is not complete yet.
     WatchReceiving { watched: Watched, round: u64 },
     /// A round of a watch ended: which round of which object, and how.
     WatchEnded { watched: Watched, round: u64, end: WatchEnd },
     /// A watch had an answer other than 401: contact.
     Contact,
-    /// The kubeconfig, which the shell reads, cannot be used: why.
+    /// The kubeconfig, which the shell reads, is unusable: why.
     NoKubeconfig(String),
     /// `bad-configs.json` changed on disk.
     BadConfigsRead(Read),
     /// The disk of the state has stopped answering, or answers again.
     DiskStalled(bool),
-    /// The end that was ordered, of a run that is to be followed by the next at once, cannot be made: a thread of this process does not
-    /// come to its end, and would hold up the process with its heartbeat for as long. Why; None: now it can.
+    /// The ordered end of a run that the next should follow at once cannot happen: a thread of this process
+    /// does not end, and would delay the process with its heartbeat for as long. Why; `None` if it can happen
+    /// now.
     EndHeldUp(Option<String>),
     /// `kedge config forgive UID`.
     Forgive(String),
     /// `kedge config reset`.
     Reset,
-    /// News of the pods' runtime, images and files, and answers to [`Action::Pods`].
+    /// Events of the pods' runtime, images and files, and answers to [`Action::Pods`].
     Pods(Box<PodEvent>),
-    /// This came from the API server of that number: the servers that the kubeconfig has named are counted. News of an earlier
-    /// one is dropped; with the first of a later one, everything that was read from the earlier is forgotten.
+    /// This came from the API server of that number: the servers that the kubeconfig has named are counted.
+    /// Events of an earlier one are dropped; with the first of a later one, all facts from the earlier are
+    /// forgotten.
     Heard { server: u64, event: Box<Event> },
-    /// The agent was asked to stop: by whom.
+    /// A stop of the agent was requested: by whom.
     Stop(String),
 }
 
-/// What is listed and watched: all objects of a selection, here one by its name. Its stream is [`Watched`].
+/// A listed and watched collection: all objects of a selection, here one by its name. Its stream is
+/// [`Watched`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Collection {
     /// The own Node.
@@ -90,61 +94,62 @@ impl Collection {
     }
 }
 
-/// What a list of a collection gave.
+/// The result of a list of a collection.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Listing {
-    /// Everything there is.
+    /// All objects.
     Objects(Vec<Value>),
     /// Its one object still has the version of [`WatchOrder::held`]; its content was not read.
     Unchanged(ObjectVersion),
 }
 
-/// Everything that the agent does. Performed in the order given: what follows `Use` may rely on the configuration in use, and a
-/// log line explains the action after it.
+/// Everything that the agent does. Performed in the given order: actions after `Use` may rely on the
+/// configuration in use, and a log line explains the action after it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Perform one file step, then report `StepDone`.
     Step(Step),
-    /// This is the configuration from now on. Everything that must be recorded before is.
+    /// This is the configuration from now on. Everything that must be recorded before it is used is recorded.
     Use(Box<Effective>),
     /// The evidence of the previous run is recorded: it may be deleted.
     ConsumeEvidence,
     /// Remove checkpoints no record names, leftovers, and other versions' counts. In the background.
     Sweep {
-        /// Checkpoints that stay; None: all, because a record that might name one is unknown.
+        /// Checkpoints to keep; `None` keeps all, because a record that might name one is unknown.
         keep: Option<Vec<CheckpointName>>,
     },
     /// Read facts about the host, then report `HostFacts`.
     ReadHostFacts,
-    /// Ask the API server, then report `Answered`.
+    /// Send a request to the API server, then report `Answered`.
     Request(Request),
-    /// Ask the API server on the stream of renewals, then report `Renewed`.
+    /// Send a request to the API server on the stream of renewals, then report `Renewed`.
     Renew { request: LeaseRequest, deadline: Duration },
     /// Watch the own Node for one round, in place of the one under way, then report `WatchEnded`.
     WatchNode(WatchOrder),
     /// The same for this ConfigMap, and no other.
     WatchConfigMap { namespace: String, name: String, order: WatchOrder },
-    /// Watch no ConfigMap any more.
+    /// Stop watching ConfigMaps.
     EndConfigMapWatch,
-    /// Watch the pods bound to the node for one round, in place of the one under way, then report `WatchEnded`.
+    /// Watch the pods bound to the node for one round, in place of the one under way, then report
+    /// `WatchEnded`.
     WatchPods(WatchOrder),
-    /// Watch no pods any more.
+    /// Stop watching pods.
     EndPodsWatch,
     /// An order of the pods' actor for the runtime, the images or the disk: never one for the API server.
     Pods(Box<PodAction>),
-    /// Start a session that takes the call with this id.
+    /// Start a session that accepts the call with this id.
     TakeCall(String),
-    /// Note durably which images pods need, for commands that remove others.
+    /// Record durably which images pods need, for commands that remove others.
     NeedImages {
         images: BTreeSet<String>,
-        /// Else there may be pods of which nothing could be read yet: what was noted before stays.
+        /// False if there may be pods that could not be read yet: then the earlier record stays.
         is_all: bool,
     },
     /// End this run. Only log lines follow.
     Exit {
         why: String,
-        /// Another configuration is to run: the program starts again, in place if it can. Else it was asked to stop. Either way an
-        /// exit with code 0 is right.
+        /// Whether another configuration is to run: then the program starts again, in place if it can.
+        /// Otherwise a stop was requested. Either way an exit with code 0 is right.
         start_again: bool,
     },
     /// Log a line.
@@ -166,11 +171,11 @@ pub enum Request {
     PatchNode(Value),
     /// Create an Event in namespace default.
     PostEvent(Value),
-    /// Something that the pods' actor asks, in one of its slots.
+    /// A request of the pods' actor, in one of its slots.
     Pods { slot: u8, ask: Box<PodAsk> },
 }
 
-/// What a request is for: one of each is in flight at a time, and its answer carries it.
+/// The purpose of a request: one of each is in flight at a time, and its answer carries it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RequestKey {
     /// Renew the Lease, or create it.
@@ -181,13 +186,13 @@ pub enum RequestKey {
     Register,
     /// Patch the Node's status.
     PatchStatus,
-    /// Patch the Node's labels: apart from the mirrored status, because a server may refuse a label.
+    /// Patch the Node's labels: separate from the mirrored status, because a server may refuse a label.
     PatchLabels,
     /// Patch the Node's annotation of the mirrored status.
     PatchNode,
     /// Create an Event.
     PostEvent,
-    /// Something that the pods' actor asks: it has a few of these slots, and repeats what failed itself.
+    /// A request of the pods' actor: it has a few of these slots, and repeats failed ones itself.
     Pods(u8),
 }
 
@@ -205,7 +210,7 @@ impl Request {
         }
     }
 
-    /// What it is for.
+    /// Its purpose.
     pub fn key(&self) -> RequestKey {
         match self {
             Self::Version => RequestKey::Version,

@@ -1,8 +1,9 @@
-//! Numbers that no reader may stumble over, for tests that put them where files, objects and records have numbers.
+//! Numbers that must not make a reader fail, for tests that put them where files, objects and records have
+//! numbers.
 
 use serde_json::{Value, json};
 
-/// What fits in no field, or just.
+/// Numbers that fit no field, or only just.
 pub(crate) fn extremes() -> [Value; 10] {
     [
         json!(0),
@@ -48,7 +49,7 @@ fn numbers(tree: &Value, path: String, found: &mut Vec<String>) {
     }
 }
 
-/// A spec with one number in it, at a path of `pod_numbers`, and what else a pod needs to be read.
+/// A spec with one number in it, at a path of `pod_numbers`, and the other fields that a readable pod needs.
 pub(crate) fn spec_with(path: &str, number: &Value) -> Value {
     let nest = |inner: Value, step: &str| match step.strip_suffix("[]") {
         Some(name) => json!({name: [inner]}),

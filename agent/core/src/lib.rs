@@ -1,11 +1,13 @@
 //! The decisions of the agent: events in, actions out.
 //!
-//! Core reads no clock, file or socket and draws no random number: the time comes with each event, files and answers come as
-//! events, everything to do leaves as a complete action, and the same events give the same actions, every time. What must survive a power
-//! cut is two steps: the action that writes it, and, on the event that it is written, the act. So a simulator can hold the disk, the
-//! network and the clock in its hand and cut anywhere.
+//! Core reads no clock, file or socket and draws no random number: the time comes with each event, files and
+//! answers come as events, everything to do leaves as a complete action, and the same events give the same
+//! actions, every time. A change that must survive a power cut takes two steps: the action that writes it,
+//! and, on the event that it is written, the act. So a simulator can control the disk, the network and the
+//! clock, and cut the power anywhere.
 
-// numbers of files, objects and records come in here: one that overflows would stop the agent, again at each start
+// numbers of files, objects and records arrive here: one that overflows would stop the agent, again at each
+// start
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod agent;

@@ -1,6 +1,7 @@
-//! Settings of one run, and what is known of the run before it.
+//! Settings of one run, and the known facts about the run before it.
 //!
-//! Always holds: they do not change while the agent runs. Leaves to others: reading flags and files (the crate `kedge`).
+//! Always holds: they do not change while the agent runs. Leaves to others: reading flags and files (the
+//! crate `kedge`).
 
 use crate::config::judge::PreviousRun;
 use crate::kubelet::LocalLayers;
@@ -19,12 +20,12 @@ pub struct Options {
     pub dynamic_config: bool,
     /// `--node-labels`.
     pub node_labels: BTreeMap<String, String>,
-    /// The slot of the disk image that runs, `a` or `b`; None: this node runs none.
+    /// The running slot of the disk image, `a` or `b`; `None` if this node runs none.
     pub slot: Option<String>,
     /// Boot id of this boot.
     pub boot_id: String,
     /// Evidence of how the previous run ended.
     pub previous_run: PreviousRun,
-    /// The one random number: spreads what a fleet does.
+    /// The one random number: spreads the actions of a fleet.
     pub seed: u64,
 }

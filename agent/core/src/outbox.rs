@@ -1,11 +1,13 @@
 //! The requests to the API server that wait or are on their way, by key: when each is sent, and when again.
 //!
-//! Always holds: of one key one request is in flight and one waits, the latest that was put; keys take turns, the one that has
-//! waited longest first; what waits takes bounded room. After a failure a key waits, longer after each, at most its `longest_wait`
-//! unless the server asks for more, until a success. While the server gives no answer, one request at a time asks whether it does,
-//! whatever the number of keys. A request that was refused for good is not sent again before `REFUSAL_PAUSE`, where its key says
-//! so, and the refusal is news once. An answer from another server is not counted. Leaves to others: what requests say and
-//! what an answer means: who put a request that failed puts it, or a newer one, again (`agent`).
+//! Always holds: each key has one request in flight and one that waits, the latest that was put; keys take
+//! turns, the one that has waited longest first; waiting requests use bounded room. After a failure a key
+//! waits, longer after each, at most its `longest_wait` unless the server asks for more, until a success.
+//! While the server gives no answer, one request at a time checks whether it does, whatever the number of
+//! keys. A request that was refused for good is not sent again before `REFUSAL_PAUSE`, if its key requires
+//! that, and the refusal is reported once. An answer from another server does not count. Leaves to others:
+//! the content of requests and the meaning of answers: the owner of a failed request puts it, or a newer one,
+//! again (`agent`).
 
 use crate::answer::{Answer, LONGEST_PATIENCE, Now};
 use crate::pace::{Backoff, Jitter};
@@ -13,27 +15,30 @@ use crate::sorted::SortedMap;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Longest wait between tries of a request, whatever fails: a link that comes back is used within this time.
+/// Longest wait between tries of a request, whatever fails: a link that recovers is used within this time.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// Within this time after the network is back, what waited for it is tried: a fleet behind one link does not ask in one moment.
+/// Within this time after the network is back, waiting requests are tried: a fleet behind one link does not
+/// send them all in one moment.
 pub(crate) const HURRY: Duration = Duration::from_secs(3);
 
-/// How long a request that the server refused for good is not sent again: somebody may change the rights meanwhile.
+/// How long a request that the server refused for good is not sent again: somebody may change the rights
+/// meanwhile.
 pub(crate) const REFUSAL_PAUSE: Duration = LONGEST_PATIENCE;
 
-/// What the outbox of a node holds at most.
+/// The limits of a node's outbox.
 pub(crate) const LIMITS: Limits = Limits { at_once: 8, keys: 512, bytes: 1024 * 1024 };
 
 /// Bounds of one outbox.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Requests in flight, besides those of keys that go alone. They share a connection, so more would only wait there, where no
-    /// newer request takes their place; and fewer than the orders that a loop holds, so that none makes core wait.
+    /// Requests in flight, besides those of keys that go alone. They share a connection, so more would only
+    /// wait there, where no newer request can replace them; and fewer than the orders that a loop accepts, so
+    /// that none makes core wait.
     pub(crate) at_once: usize,
     /// Keys: two for each of the 250 pods that a node may have at most, and the node's own.
     pub(crate) keys: usize,
-    /// Bytes of requests that wait: 250 statuses of 4 kB.
+    /// Bytes of waiting requests: 250 statuses of 4 kB.
     pub(crate) bytes: usize,
 }
 
@@ -42,13 +47,13 @@ pub(crate) trait Sendable: Clone + PartialEq {
     /// About how much room it takes.
     fn bytes(&self) -> usize;
 
-    /// Whether a server that refused the one refuses the other: it asks for the same.
+    /// Whether a server that refused one of the two would refuse the other: they have the same content.
     fn is_same(&self, other: &Self) -> bool {
         self == other
     }
 }
 
-/// How the requests of one key are sent.
+/// The rules for sending the requests of one key.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Terms {
     /// Longest wait after a failure.
@@ -57,7 +62,7 @@ pub(crate) struct Terms {
     pub(crate) patience: Duration,
     /// It has a connection of its own, so it neither waits for other keys nor do they wait for it.
     pub(crate) is_alone: bool,
-    /// A request that was refused for good is not sent again before [`REFUSAL_PAUSE`]; another one is.
+    /// A request that was refused for good is not sent again before [`REFUSAL_PAUSE`]; a different one is.
     pub(crate) holds_refused: bool,
 }
 
@@ -67,10 +72,10 @@ impl Default for Terms {
     }
 }
 
-/// What an answer means for the next request of its key.
+/// The meaning of an answer for the next request of its key.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Verdict {
-    /// What was wanted is so, or never will be.
+    /// The wish is fulfilled, or never will be.
     Done,
     /// Another request follows at once; neither a success nor a failure.
     Again,
@@ -78,10 +83,10 @@ pub(crate) enum Verdict {
     Failed,
 }
 
-/// What is worth reporting about a failure.
+/// The facts about a failure that are worth reporting.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Failure {
-    /// The first after a success, or a final refusal of another sort than the one that was reported.
+    /// The first after a success, or a final refusal of another kind than the reported one.
     pub(crate) is_news: bool,
     /// The same request waits for [`REFUSAL_PAUSE`].
     pub(crate) is_held: bool,
@@ -91,15 +96,15 @@ pub(crate) struct Failure {
 struct Waiting<R> {
     request: R,
     bytes: usize,
-    /// Keys are served in the order of these.
+    /// Keys are served in this order.
     ticket: u64,
 }
 
 #[derive(Debug, Clone)]
 struct Flight<R> {
-    /// Kept only where a refusal holds it.
+    /// Stored only if a refusal holds it.
     request: Option<R>,
-    /// It went to another server: its answer is not counted.
+    /// It was sent to another server: its answer does not count.
     is_stale: bool,
 }
 
@@ -117,10 +122,11 @@ struct Entry<R> {
     flight: Option<Flight<R>>,
     not_before: Duration,
     backoff: Backoff,
-    /// The last try got no answer, and its pause waits for nothing else.
+    /// The last try got no answer, and its pause waits only for the network.
     waits_for_network: bool,
     refused: Option<Refused<R>>,
-    /// The final refusal that was reported since the last success, by status and reason: messages carry times and numbers.
+    /// The final refusal that was reported since the last success, by status and reason: messages contain
+    /// times and numbers.
     reported: Option<(u16, String)>,
 }
 
@@ -138,7 +144,8 @@ impl<R: Sendable> Entry<R> {
         }
     }
 
-    /// Whoever put its requests wants no more of them, or has not since a pause ended: it gives way to another key.
+    /// The owner of its requests wants no more of them, or has put none since a pause ended: it gives way to
+    /// another key.
     fn is_idle(&self, now: Now) -> bool {
         let is_held = self.refused.as_ref().is_some_and(|refused| now.mono < refused.until);
         self.terms == Terms::default() && self.waiting.is_none() && self.is_free(now) && !is_held
@@ -152,13 +159,13 @@ impl<R: Sendable> Entry<R> {
         self.refused.as_ref().filter(|refused| refused.request.is_same(request)).map(|refused| refused.until)
     }
 
-    /// When the request that waits may be sent, as far as its key goes.
+    /// When its waiting request may be sent, by the rules of its key.
     fn due(&self) -> Option<Duration> {
         let waiting = self.waiting.as_ref().filter(|_| self.flight.is_none())?;
         Some(self.not_before.max(self.held_until(&waiting.request).unwrap_or_default()))
     }
 
-    /// Since when the request that may be sent now has waited.
+    /// Since when its sendable request has waited.
     fn turn(&self, now: Now) -> Option<u64> {
         self.due().filter(|due| *due <= now.mono)?;
         self.waiting.as_ref().map(|waiting| waiting.ticket)
@@ -191,7 +198,7 @@ impl<R: Sendable> Entry<R> {
 #[derive(Debug, Clone, Default)]
 struct Silence {
     backoff: Backoff,
-    /// The next request to ask whether it does.
+    /// When the next request may check whether it does.
     not_before: Duration,
 }
 
@@ -214,7 +221,7 @@ impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
         Self { limits, entries: SortedMap::new(), silence: Silence::default(), tickets: 0 }
     }
 
-    /// Instead of the default terms, from the start on.
+    /// Replaces the default terms, from the start on.
     pub(crate) fn set_terms(&mut self, key: K, terms: Terms) {
         self.entry(&key).terms = terms;
     }
@@ -223,14 +230,14 @@ impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
         self.entries.entry(key.clone()).or_insert_with(|| Entry::new(Terms::default()))
     }
 
-    /// Queues the request, in the place of a queued one with the same key, if any. False: the queue is full, and nothing
-    /// changed; the caller puts it again later.
+    /// Queues the request, in place of a queued one with the same key, if any. False if the queue is full,
+    /// and nothing changed; the caller puts it again later.
     #[must_use]
     pub(crate) fn put(&mut self, now: Now, key: K, request: R) -> bool {
         let before = self.entries.get(&key).and_then(|entry| entry.waiting.as_ref());
         let (ticket, freed) =
             before.map_or((self.tickets.saturating_add(1), 0), |before| (before.ticket, before.bytes));
-        // what goes alone waits for nobody's room
+        // a key that goes alone needs no shared room
         let is_alone = self.entries.get(&key).is_some_and(|entry| entry.terms.is_alone);
         let bytes = if is_alone { 0 } else { request.bytes() };
         if self.bytes().saturating_sub(freed).saturating_add(bytes) > self.limits.bytes
@@ -251,20 +258,20 @@ impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
         self.entries.len() < self.limits.keys
     }
 
-    /// Of the requests that wait.
+    /// Bytes of the waiting requests.
     fn bytes(&self) -> usize {
         let waiting = self.entries.values().filter_map(|entry| entry.waiting.as_ref());
         waiting.map(|waiting| waiting.bytes).sum()
     }
 
-    /// What waits is no longer wanted.
+    /// Drops a waiting request that is no longer wanted.
     pub(crate) fn withdraw(&mut self, key: &K) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.waiting = None;
         }
     }
 
-    /// Nothing of this key is in flight, and no pause is under way.
+    /// This key has nothing in flight, and no pause is under way.
     pub(crate) fn is_free(&self, now: Now, key: &K) -> bool {
         self.entries.get(key).is_none_or(|entry| entry.is_free(now))
     }
@@ -273,13 +280,13 @@ impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
         self.entries.get(key).is_some_and(|entry| entry.flight.is_some())
     }
 
-    /// The server has refused just this for good, not long ago.
+    /// The server has refused this very request for good, not long ago.
     pub(crate) fn is_held(&self, now: Now, key: &K, request: &R) -> bool {
         let until = self.entries.get(key).and_then(|entry| entry.held_until(request));
         until.is_some_and(|until| now.mono < until)
     }
 
-    /// Failures of this key in a row.
+    /// Consecutive failures of this key.
     pub(crate) fn failures(&self, key: &K) -> u32 {
         self.entries.get(key).map_or(0, |entry| entry.backoff.failures())
     }
@@ -349,26 +356,26 @@ impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
         if !matches!(answer, Answer::Failed(_)) {
             self.silence = Silence::default();
         } else if now.mono >= self.silence.not_before {
-            // those that were sent together fail together, and count as one
+            // requests that were sent together fail together, and count as one
             self.silence.not_before =
                 now.mono.saturating_add(self.silence.backoff.failed(LONGEST_WAIT, jitter));
         }
     }
 
-    /// Nothing of this key is sent before `at`.
+    /// Sends nothing of this key before `at`.
     pub(crate) fn pause(&mut self, key: &K, at: Duration) {
         let entry = self.entry(key);
         entry.not_before = entry.not_before.max(at);
     }
 
-    /// What the pause of this key waits for has happened.
+    /// The event that the pause of this key waits for has happened.
     pub(crate) fn end_pause(&mut self, now: Now, key: &K) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.not_before = entry.not_before.min(now.mono);
         }
     }
 
-    /// As new, but for the requests that are on their way and will be answered yet.
+    /// As new, except for the requests that are on their way and will still be answered.
     pub(crate) fn server_changed(&mut self) {
         self.silence = Silence::default();
         for entry in self.entries.values_mut() {
@@ -377,7 +384,7 @@ impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
         }
     }
 
-    /// The network is back: what waits for it is sent within [`HURRY`].
+    /// The network is back: requests that wait for it are sent within [`HURRY`].
     pub(crate) fn hurry(&mut self, now: Now, jitter: &mut Jitter) {
         self.silence = Silence::default();
         for entry in self.entries.values_mut().filter(|entry| entry.waits_for_network) {
@@ -385,7 +392,7 @@ impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
         }
     }
 
-    /// When a request may be sent, or a key is free again, that is not yet.
+    /// The next time when a request may be sent, or a key becomes free.
     pub(crate) fn next_deadline(&self, now: Now) -> Option<Duration> {
         let keys = self.entries.values().filter(|entry| entry.flight.is_none());
         let keys = keys.flat_map(|entry| {
@@ -420,7 +427,7 @@ mod tests {
     const SMALL: Limits = Limits { at_once: 2, keys: 6, bytes: 1000 };
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// What is wanted of a key, and how often that has changed.
+    /// A key's wish, and how often it has changed.
     #[derive(Debug, Clone, PartialEq)]
     struct Wish(u32, usize);
 
@@ -667,16 +674,16 @@ mod tests {
         assert_eq!(bench.sent(), [(1, 2)]);
     }
 
-    /// A server that now and then gives no answer, refuses for a while or for good, or is replaced, and owners that put what they
-    /// want until it is so.
+    /// A server that sometimes gives no answer, refuses for a while or for good, or is replaced, and owners
+    /// that put their wishes until they are fulfilled.
     struct Walk {
         bench: Bench,
         limits: Limits,
-        /// Of each key what is wanted, and what was accepted.
+        /// The wish of each key, and its accepted one.
         wanted: [u32; 9],
         accepted: [u32; 9],
         in_flight: SortedMap<u8, (u32, bool)>,
-        /// Of each key, when it last failed, and its failures since a success.
+        /// When each key last failed, and its failures since a success.
         failed: [Duration; 9],
         failures: [u32; 9],
         random: Jitter,
@@ -774,7 +781,7 @@ mod tests {
             self.send();
         }
 
-        /// The server answers well from now on: how long until everything is as wanted.
+        /// The server answers well from now on: returns how long until all wishes are fulfilled.
         fn settle(&mut self) -> Duration {
             let begun = self.bench.now.mono;
             while self.wanted != self.accepted {

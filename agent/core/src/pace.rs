@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// A small deterministic generator (xorshift64*): the seed is the only randomness, and it is handed in.
+/// A small deterministic generator (xorshift64*): the seed is the only randomness, and the caller passes it
+/// in.
 #[derive(Debug, Clone)]
 pub(crate) struct Jitter(u64);
 
@@ -31,13 +32,14 @@ impl Jitter {
     }
 }
 
-/// So many times a period; what no duration holds is the longest one.
+/// A multiple of a period; the longest duration if the result does not fit.
 fn part(period: Duration, times: f64) -> Duration {
     Duration::try_from_secs_f64(times * period.as_secs_f64()).unwrap_or(Duration::MAX)
 }
 
-/// The pace of what is written anew because somebody else has changed it: another device with the same identity, or a controller, may
-/// do so each time. The first such write comes a pause after the last one, each further one after twice the pause.
+/// The pace of writing again what somebody else has changed: another device with the same identity, or a
+/// controller, may do so each time. The first such write comes a pause after the last one, each further one
+/// after twice the pause.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rewrites {
     in_a_row: u32,
@@ -46,9 +48,9 @@ pub(crate) struct Rewrites {
 }
 
 impl Rewrites {
-    /// It was written. `is_again`: it says what was written before.
+    /// Records a write. `is_again`: it has the content of an earlier one.
     pub(crate) fn written(&mut self, now: Duration, is_again: bool, first: Duration, longest: Duration) {
-        // what stayed for long was not fought over
+        // a write that lasted for long was not contested
         let is_row = is_again && now < self.due.saturating_add(longest);
         self.in_a_row = if is_row { self.in_a_row.saturating_add(1) } else { 0 };
         let pause = first.saturating_mul(1 << self.in_a_row.min(16)).min(longest.max(first));
@@ -131,7 +133,8 @@ mod tests {
         assert!(spread.iter().max() > spread.iter().min().map(|least| *least * 3).as_ref());
     }
 
-    /// A fleet that was started at once must drift apart: a stretch that is always the same would keep it in step.
+    /// A fleet that was started at once must drift apart: a stretch that is always the same would keep it in
+    /// step.
     #[test]
     fn stretch_uses_most_of_its_factor() {
         let (mut jitter, period) = (Jitter::new(11), Duration::from_secs(100));
@@ -144,7 +147,7 @@ mod tests {
     #[test]
     fn generator_is_the_published_xorshift64_star() {
         let mut jitter = Jitter::new(1);
-        // its first four numbers for seed 1; of 64 bits a fraction keeps the upper 53
+        // its first four numbers for seed 1; a fraction keeps the upper 53 of 64 bits
         for expect in [
             5_180_492_295_206_395_165,
             12_380_297_144_915_551_517,

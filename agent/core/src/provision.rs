@@ -1,14 +1,15 @@
-//! The identity of a node on a disk image: what is done with a kubeconfig and a node name that were handed over at a boot, and with
-//! files that the disk has changed.
+//! The identity of a node on a disk image: the handling of a kubeconfig and a node name that were handed over
+//! at a boot, and of files that the disk has changed.
 //!
-//! Always holds: a handover is installed once, so that a kubeconfig that was renewed on the device stays; what the disk lost, or
-//! changed without a write, is replaced by the handover, or else stays in use if it is part of the identity. A handover that is not what
-//! it should be is ignored, for FAT has no checksums. Notes lie beside the files, in a format that older images read.
-//! Leaves to others: looking, and performing (`agent/src/provision.rs`).
+//! Always holds: a handover is installed once, so that a kubeconfig that was renewed on the device stays; a
+//! file that the disk lost, or changed without a write, is replaced by the handover, or else stays in use if
+//! it is part of the identity. An invalid handover is ignored, because FAT has no checksums. Notes are beside
+//! the files, in a format that older images read. Leaves to others: reading the files, and performing
+//! (`agent/src/provision.rs`).
 
 use sha2::{Digest, Sha256};
 
-/// A part of the identity; its file has the same name wherever it lies.
+/// A part of the identity; its file has the same name everywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// Address and credentials.
@@ -42,11 +43,12 @@ impl Part {
 /// One of the device's own files, as it was found.
 #[derive(Debug, Clone, Default)]
 pub struct Own {
-    /// Its content; None: not there, or cannot be read.
+    /// Its content; `None` if it is missing or unreadable.
     pub content: Option<Vec<u8>>,
-    /// Something that every write changes, and that bits lost by the flash do not; None: not there.
+    /// A stamp that every write changes, and that bits lost by the flash do not; `None` if the file is
+    /// missing.
     pub last_write: Option<String>,
-    /// What was noted about it in an earlier boot.
+    /// The note about it from an earlier boot.
     pub note: Option<String>,
 }
 
@@ -64,36 +66,38 @@ impl Own {
             && self.new_note().as_deref() != Some(note)
     }
 
-    /// What is to be noted, for the next boot; None: nothing is there.
+    /// The note for the next boot; `None` if there is no file.
     pub fn new_note(&self) -> Option<String> {
         let content = self.content.as_ref().filter(|content| !content.is_empty())?;
         Some(format!("{} {}", digest(content), self.last_write.as_ref()?))
     }
 }
 
-/// One thing to do to an own file, complete. A failure is reported, and what follows is done all the same.
+/// One complete action on an own file. A failure is reported, and later actions are performed all the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
     /// Renamed to `NAME.damaged`, and not used.
     SetAside,
-    /// Replaced, durably, and only then the handover is noted.
+    /// Replaced, durably; only then the handover is recorded.
     Install {
         /// The handover.
         content: Vec<u8>,
-        /// Where it was.
+        /// Its origin.
         from: String,
-        /// As for `NoteHandover`.
+        /// The same as for `NoteHandover`.
         note: String,
     },
-    /// This handover was dealt with, durably: if a power cut lost that, the next boot would undo a renewal.
+    /// Record, durably, that this handover was handled: if a power cut lost that, the next boot would undo a
+    /// renewal.
     NoteHandover(String),
-    /// What the file is now, for the next boot.
+    /// Record the file's present state, for the next boot.
     Remember,
     /// For the log.
     Say(String),
 }
 
-/// What is done with a part of the identity: what was handed over, and from where; the own file; and the handover that was dealt with.
+/// The actions for a part of the identity: `handed` is the handover and its origin, `own` the own file,
+/// `dealt_with` the last handled handover.
 pub fn provide(part: Part, handed: Option<(&[u8], &str)>, own: &Own, dealt_with: Option<&str>) -> Vec<Act> {
     let name = part.name();
     let mut acts = Vec::new();
@@ -134,13 +138,14 @@ pub fn provide(part: Part, handed: Option<(&[u8], &str)>, own: &Own, dealt_with:
     acts
 }
 
-/// What is done with a file of the owner's, of which there is no other copy. A damaged one is set aside, too: the agent does not start
-/// with a configuration that it cannot read, and without it the node still has its heartbeat.
+/// The action for a file of the owner's that has no other copy. A damaged one is set aside, too: the agent
+/// does not start with an unreadable configuration, and without it the node still has its heartbeat.
 pub fn guard(own: &Own) -> Act {
     if own.is_damaged() { Act::SetAside } else { Act::Remember }
 }
 
-/// The name of a file's note: after its path; in a sub-directory of `config.d` after the path's digest, so that no two share one.
+/// The name of a file's note: derived from its path; in a sub-directory of `config.d` from the path's digest,
+/// so that no two share one.
 pub fn note_name(path: &str) -> String {
     match path.strip_prefix("config.d/").is_some_and(|below| below.contains('/')) {
         true => format!(".seen-config.d-{}", hex(path.as_bytes())),
@@ -154,14 +159,14 @@ pub fn node_name(content: &[u8]) -> Option<String> {
     Some(text.chars().filter(|char| !char.is_whitespace()).collect())
 }
 
-/// Whether a host may be called so.
+/// Whether a host may have this name.
 pub fn is_name(name: &str) -> bool {
     let is_end = |char: char| char == '.' || char == '-';
     let is_inner = |char: char| char.is_ascii_lowercase() || char.is_ascii_digit() || is_end(char);
     !name.is_empty() && name.chars().all(is_inner) && !name.starts_with(is_end) && !name.ends_with(is_end)
 }
 
-/// As sha256sum prints the digest of its input, which is how the first images noted it.
+/// In sha256sum's form for the digest of its input, which the first images used in their notes.
 fn digest(content: &[u8]) -> String {
     format!("{}  -", hex(content))
 }
@@ -183,7 +188,7 @@ mod tests {
     const OLD: &[u8] = b"clusters: renewed\n";
     const HANDED: &[u8] = b"clusters: factory\n";
 
-    /// A file with this content; the note is of another content, written at the same time or before.
+    /// A file with this content; the note is about another content, written at the same time or before.
     fn own(content: &[u8], noted: Option<(&[u8], &str)>) -> Own {
         let note = noted.map(|(content, at)| format!("{} {at}", digest(content)));
         Own { content: Some(content.to_vec()), last_write: Some("12 monday".to_owned()), note }

@@ -1,12 +1,15 @@
-//! A set of objects of the API server, as a list and the watch after it have shown them: all of a selection, or one by name.
+//! A set of objects of the API server, as shown by a list and the watch after it: all of a selection, or one
+//! by name.
 //!
-//! Owns which objects there are, in which version. Always holds: before the first list nothing is known, and unknown is not empty;
-//! only a list that was read to its end, or an event of the watch after it, changes what is known, so a watch that ends, a list that
-//! fails and a server that does not answer change nothing; what a list lacks is gone; an object under a known name with another UID
-//! is another object, and the one before it is shown as gone first; a change that is known is not shown again; what goes beyond the
-//! bounds is not taken, and reported once; of a set each namespace has a share, and what goes beyond that is shown in part; of another
-//! server nothing is known; where one object is asked for by its name, what bears another beside it is not shown. Leaves to others:
-//! rounds and pauses (`watching`), what an object means, and its content: that is shown, not kept.
+//! Owns which objects exist, in which version. Always holds: before the first list the objects are unknown,
+//! and unknown is not empty; only a list that was read to its end, or an event of the watch after it, changes
+//! the known objects, so a watch that ends, a list that fails and a server that does not answer change
+//! nothing; an object missing from a list is gone; an object under a known name with another UID is another
+//! object, and the one before it is shown as gone first; a known change is not shown again; objects beyond
+//! the bounds are refused, and reported once; in a set each namespace has a share, and objects beyond it are
+//! shown in part; a change of the server forgets everything; if one object is requested by its name, objects
+//! of other names beside it are not shown. Leaves to others: rounds and pauses (`watching`), the meaning of
+//! an object, and its content: that is shown, not kept.
 
 use crate::config::records::CHECKPOINT_BYTES;
 use crate::event::Listing;
@@ -16,7 +19,7 @@ use crate::sorted::SortedMap;
 use crate::watching::{ObjectVersion, WatchOrder, Watched, Watching};
 use serde_json::Value;
 
-/// Bounds of what one collection may have.
+/// Limits of one collection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     pub(crate) objects: usize,
@@ -24,23 +27,23 @@ pub(crate) struct Bounds {
     pub(crate) bytes: usize,
 }
 
-/// One object. Its owner judges its size, in words of its own, long before this.
+/// One object. Its owner checks its size long before this limit, with an error of its own.
 const ONE_OBJECT: Bounds = Bounds { objects: 1, bytes: 2 * CHECKPOINT_BYTES };
 
-/// What the owner of a collection learns.
+/// The news for the owner of a collection.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Shown {
-    /// All that there are, read at once.
+    /// All objects, read at once.
     All(Vec<Value>),
     /// The one object still has the version that need not be read again.
     Unchanged(ObjectVersion),
     /// Added or changed.
     One(Value),
-    /// No longer there: its last state.
+    /// Gone, with its last state.
     Gone(Value),
-    /// No longer there: its UID. Another object has its name, and is shown next.
+    /// Gone: its UID. Another object has its name, and is shown next.
     Replaced(String),
-    /// Not taken: why. What was known stays.
+    /// Refused: why. The known objects stay.
     TooMuch { why: String, is_first: bool },
 }
 
@@ -51,7 +54,7 @@ type Name = (String, String);
 struct Known {
     version: ObjectVersion,
     bytes: usize,
-    /// It is more than its namespace's share allows, so little was taken of it: of so many.
+    /// It exceeds its namespace's share, so only a part of it was kept: its size in all.
     whole_bytes: Option<usize>,
 }
 
@@ -59,12 +62,13 @@ struct Known {
 #[derive(Debug, Clone)]
 pub(crate) struct Reflector {
     pub(crate) watching: Watching,
-    /// Where one object is asked for by its name. A server that does not select shows others beside it.
+    /// The name, if one object is requested by its name. A server that does not select shows others beside
+    /// it.
     asked: Option<String>,
     bounds: Bounds,
-    /// Namespaces have shares.
+    /// Whether namespaces have shares.
     is_shared: bool,
-    /// None: no list was read yet.
+    /// `None` before the first list.
     known: Option<SortedMap<Name, Known>>,
     is_too_much: bool,
 }
@@ -75,7 +79,7 @@ impl Reflector {
         Self { asked: Some(name.to_owned()), ..Self::bounded(watched, lists_only, ONE_OBJECT) }
     }
 
-    /// Of all objects of a selection, of each namespace its share.
+    /// Of all objects of a selection, with a share for each namespace.
     pub(crate) fn of_set(watched: Watched, lists_only: bool, bounds: Bounds) -> Self {
         Self { is_shared: true, ..Self::bounded(watched, lists_only, bounds) }
     }
@@ -85,7 +89,7 @@ impl Reflector {
         Self { watching, asked: None, bounds, is_shared: false, known: None, is_too_much: false }
     }
 
-    /// Another object, of this name, or server: nothing of it is known.
+    /// Another object, of this name, or another server: forgets everything.
     pub(crate) fn list_another(&mut self, name: &str, held: Option<ObjectVersion>) -> WatchOrder {
         if let Some(asked) = &mut self.asked {
             name.clone_into(asked);
@@ -93,13 +97,13 @@ impl Reflector {
         self.relist(held)
     }
 
-    /// Another server, or a selection of other objects: nothing of it is known.
+    /// Another server, or a selection of other objects: forgets everything.
     pub(crate) fn relist(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
         self.forget();
         self.watching.list_another(held)
     }
 
-    /// Nothing is watched any more.
+    /// Ends the watch.
     pub(crate) fn stop(&mut self) {
         self.forget();
         self.watching.stop();
@@ -133,8 +137,8 @@ impl Reflector {
         Shown::All(objects)
     }
 
-    /// Those of the name that is asked for. Where none bears it, one of the others stands for all: its owner judges it, for what such a
-    /// server does not show is not missing.
+    /// The objects of the requested name. If there is none, one of the others stands for all: its owner
+    /// checks it, because an object that such a server does not show need not be missing.
     fn of_asked(&self, mut objects: Vec<Value>) -> Vec<Value> {
         if let Some(asked) = &self.asked {
             match objects.iter().any(|object| text(object, "name") == asked) {
@@ -145,13 +149,13 @@ impl Reflector {
         objects
     }
 
-    /// It has a name, and not the one that is asked for.
+    /// Whether it has a name other than the requested one.
     fn is_strange(&self, object: &Value) -> bool {
         let name = text(object, "name");
         !name.is_empty() && self.asked.as_ref().is_some_and(|asked| asked != name)
     }
 
-    /// What is watched by its name has one place, so that a version may be known without its name.
+    /// A collection of one name has one place, so that a version may be known without its name.
     fn name_of(&self, object: &Value) -> Name {
         match self.bounds.objects {
             1 => Name::default(),
@@ -193,13 +197,13 @@ impl Reflector {
         gone.into_iter().chain([Shown::One(object)]).collect()
     }
 
-    /// Of the object of this name, as the API server has it; 0 if it is not known.
+    /// Size of the object of this name at the API server; 0 if it is not known.
     pub(crate) fn bytes_of(&self, namespace: &str, name: &str) -> usize {
         let known = self.known.as_ref().and_then(|known| known.get(&(namespace.to_owned(), name.to_owned())));
         known.map_or(0, |known| known.whole_bytes.unwrap_or(known.bytes))
     }
 
-    /// What was taken of each namespace, but for this object.
+    /// The bytes taken by each namespace, without this object.
     fn shares_without(&self, but: &Name) -> Shares {
         let mut shares = Shares::default();
         for (name, known) in self.known.iter().flatten() {
@@ -247,10 +251,10 @@ mod tests {
     use crate::pods::shares::is_part;
     use serde_json::json;
 
-    /// A collection, and the consumer that goes by what it shows.
+    /// A collection, and a consumer that follows its news.
     struct Bench {
         reflector: Reflector,
-        /// By name, UID and version; None: nothing is known.
+        /// By name, UID and version; `None` while unknown.
         seen: Option<SortedMap<String, (String, u64)>>,
         refused: usize,
     }
@@ -371,7 +375,7 @@ mod tests {
         let all = [object("a", 1, 1), object("b", 1, 2), object("c", 1, 3)];
         assert_eq!(listed(&all), Shown::All(vec![object("b", 1, 2)]));
         assert_eq!(listed(&[]), Shown::All(Vec::new()));
-        // the owner sees that it is another one, and that it is not known whether ours is there
+        // the owner sees that it is another one, so that the requested one's state is unknown
         assert_eq!(listed(&[object("a", 1, 1), object("c", 1, 3)]), Shown::All(vec![object("a", 1, 1)]));
         assert_eq!(listed(&all), Shown::All(vec![object("b", 1, 2)]));
         for is_deleted in [false, true] {
@@ -419,7 +423,8 @@ mod tests {
         let Shown::All(all) = reflector.listed(Listing::Objects(hogs)) else { panic!("it is taken") };
         let taken = all.iter().filter(|pod| !is_part(pod)).count();
         assert!((5..=6).contains(&taken), "{taken}");
-        // of another namespace: it comes, grows, goes; of its own: one more is shown in part, and so is a deletion
+        // of another namespace: it appears, grows, goes; of its own: one more is shown in part, and so is a
+        // deletion
         let small = object("small", 1, 2);
         assert_eq!(reflector.changed(small.clone(), false), [Shown::One(small)]);
         let grown = large("n", "small", 3);
@@ -432,7 +437,7 @@ mod tests {
         ending["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         let [Shown::One(shown)] = &reflector.changed(ending, false)[..] else { panic!("it is shown") };
         assert_eq!(shown["metadata"]["deletionTimestamp"], "2026-01-01T00:00:00Z");
-        // what goes leaves room
+        // objects that are gone leave room
         for index in 0..40 {
             let gone = large("hog", &format!("h{index}"), 6);
             assert!(matches!(reflector.changed(gone, true)[..], [Shown::Gone(_)]));
@@ -441,7 +446,8 @@ mod tests {
         assert_eq!(reflector.changed(after.clone(), false), [Shown::One(after)]);
     }
 
-    /// A server that changes at random, and whose watch breaks off, loses events, and begins with a list again.
+    /// A server that changes at random, and whose watch breaks off, loses events, and begins with a list
+    /// again.
     #[test]
     fn consumer_has_what_the_server_has_after_every_list() {
         for seed in 1..40 {
@@ -468,7 +474,7 @@ mod tests {
                 if is_heard {
                     bench.change(&object(&name, uid, version), is_deleted);
                 }
-                // the watch breaks off, or a list begins another
+                // the watch breaks off, or another list begins
                 match below(10) {
                     0 => is_heard = false,
                     1 | 2 => {

@@ -1,6 +1,7 @@
 //! The report of an agent to people and tools on its node: the shape of `kedge status --output json`.
 //!
-//! Always holds: all fields are of the same moment. Leaves to others: everything outside of the configuration (`agent`).
+//! Always holds: all fields are of the same moment. Leaves to others: everything outside of the configuration
+//! (`agent`).
 
 use crate::answer::Now;
 use crate::config::condition::{config_ok, config_status};
@@ -21,7 +22,7 @@ pub struct Report {
     pub version: String,
     pub config: ConfigReport,
     pub lease: LeaseReport,
-    /// Since the disk of the state was found not to answer; None while it does.
+    /// Since when the disk of the state does not answer; `None` while it does.
     #[serde(skip)]
     pub disk_stalled_seconds: Option<u64>,
     /// The file system below `--root-dir`, as last looked at.
@@ -50,7 +51,7 @@ pub struct ConfigReport {
     pub ran_seconds: u64,
     /// Counted startups.
     pub startups: usize,
-    /// More startups than these make it bad.
+    /// More startups than this make it bad.
     pub crash_loop_threshold: u8,
     /// Power cuts since the last save of progress.
     pub cuts: u32,
@@ -98,7 +99,7 @@ impl ConfigReport {
     }
 }
 
-/// A rest of less than a second is not over.
+/// A rest of less than a second counts as a second.
 fn whole_seconds(rest: Duration) -> u64 {
     rest.as_secs_f64().ceil() as u64
 }

@@ -1,10 +1,11 @@
-//! Whether a boot of a disk image is good: what its trial demands, what works in it, and the judgement of the two.
+//! Whether a boot of a disk image is good: the demands of its trial, the working parts, and the judgement of
+//! the two.
 //!
-//! Always holds: times run from the beginning of the judgement, not from the boot, so what the disk's check takes is no fault of the slot;
-//! a demand that this version does not know condemns nothing. Of a slot that was good before no more is asked than that it can be read:
-//! systemd and the agent deal with restarts, and a bad configuration must not bring back an older image.
-//! Leaves to others: updates (`admission`, `list`); looking (`agent/src/slot.rs`); counting tries, and the reset (the boot loader,
-//! systemd).
+//! Always holds: times run from the beginning of the judgement, not from the boot, so the time of the disk's
+//! check does not count against the slot; a demand that this version does not know condemns nothing. A slot
+//! that was good before only needs to be readable: systemd and the agent deal with restarts, and a bad
+//! configuration must not bring back an older image. Leaves to others: updates (`admission`, `list`); reading
+//! the facts (`agent/src/slot.rs`); counting tries, and the reset (the boot loader, systemd).
 
 pub mod admission;
 pub mod list;
@@ -14,21 +15,24 @@ use crate::sorted::SortedSet;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long an agent may take to stay up: its unit's own limits (start 90 s, watchdog 30 s) lie well below.
+/// How long an agent may take to stay up: its unit's own limits (start 90 s, watchdog 30 s) are well below.
 const UP_WITHIN: Duration = Duration::from_secs(240);
 /// How long it must have been up as the same process.
 const STEADY: Duration = Duration::from_secs(15);
-/// For what is demanded: slow links, and a clock that must be set before a certificate is valid, take minutes.
+/// Time for the demands: slow links, and a clock that must be set before a certificate is valid, take
+/// minutes.
 const DEMANDS_WITHIN: Duration = Duration::from_secs(600);
-/// A configuration is rolled back after at most 11 crashes (the highest threshold, plus one), and so is the one before it: an agent with
-/// more starts than that will not come up by itself.
+/// A configuration is rolled back after at most 11 crashes (the highest threshold, plus one), and so is the
+/// one before it: an agent with more starts than that will not recover by itself.
 const MOST_RESTARTS: u32 = 30;
-/// How old the last renewal of the Lease may be where contact counts as working: several of the longest intervals between two.
+/// How old the last renewal of the Lease may be for contact to count as working: several of the longest
+/// intervals between two.
 pub const CONTACT_WITHIN: Duration = Duration::from_secs(600);
 
-/// For systemd's answer about its units, on a machine that is busy with its start.
+/// Time for systemd's answer about its units, on a machine that is busy with its start.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(120);
-/// Without one of these nobody reaches the node. A root that rots may lose a single unit: its small files share blocks.
+/// Without one of these the node cannot be reached. A decaying root may lose a single unit: its small files
+/// share blocks.
 pub const NEEDED_UNITS: [&str; 5] = [
     "kedge.service",
     "systemd-networkd.service",
@@ -36,17 +40,18 @@ pub const NEEDED_UNITS: [&str; 5] = [
     "systemd-timesyncd.service",
     "systemd-udevd.service",
 ];
-/// What systemd says of a unit that it cannot read. `masked` is somebody's wish.
+/// systemd's states of a unit that it cannot read. `masked` is somebody's wish.
 const UNREADABLE: [&str; 3] = ["not-found", "bad-setting", "error"];
 
-/// Something that works in a boot, and that another image easily loses.
+/// A function that works in a boot, and that another image easily loses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Work {
     /// `/var` is on the disk, and can be written.
     State,
     /// A watchdog of the hardware is active.
     Watchdog,
-    /// The API server accepted a renewal of the Lease within [`CONTACT_WITHIN`], from the agent's present process.
+    /// The API server accepted a renewal of the Lease within [`CONTACT_WITHIN`], from the agent's present
+    /// process.
     Contact,
 }
 
@@ -61,17 +66,17 @@ impl Work {
     }
 }
 
-/// What works.
+/// The working functions.
 pub type Works = SortedSet<Work>;
 
-/// As `kedge.demands=` has it: words with commas between them. Others are left out.
+/// Reads the form of `kedge.demands=`: words with commas between them. Unknown words are left out.
 pub fn parse(words: &str) -> Works {
     let all = [Work::State, Work::Watchdog, Work::Contact];
     all.into_iter().filter(|work| words.split(',').any(|word| word == work.word())).collect()
 }
 
-/// What a trial demands, by what works in the slot before it: that, and in any case a `/var` on the disk. In memory it would lose the
-/// configuration with each boot, and an image that is at fault for it would be kept.
+/// The demands of a trial: the functions that work in the slot before it, and in any case a `/var` on the
+/// disk. In memory it would lose the configuration with each boot, and the faulty image would be kept.
 pub fn demands(mut works: Works) -> Works {
     works.insert(Work::State);
     works
@@ -82,19 +87,19 @@ pub fn words(works: &Works, between: &str) -> String {
     works.iter().map(|work| work.word()).collect::<Vec<_>>().join(between)
 }
 
-/// What the kernel's command line says about the slot.
+/// The slot's settings on the kernel's command line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CommandLine {
-    /// `a` or `b`, by the partition of the root; None: not one of our images.
+    /// `a` or `b`, by the partition of the root; `None` if it is not one of our images.
     pub slot: Option<&'static str>,
-    /// The slot was called good in an earlier boot.
+    /// Whether the slot was marked good in an earlier boot.
     pub was_good: bool,
     demands: Works,
     demands_within: Duration,
 }
 
 impl CommandLine {
-    /// Of several values of a word the last counts.
+    /// Of several values of a word the last one wins.
     pub fn parse(line: &str) -> Self {
         let value = |name: &str| {
             let mut values =
@@ -121,7 +126,7 @@ pub enum Verdict {
     Bad(String),
 }
 
-/// The trial of a slot that has not been called good.
+/// The trial of a slot that has not been marked good.
 #[derive(Debug)]
 pub struct Trial {
     line: CommandLine,
@@ -132,13 +137,14 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Begins now.
+    /// A trial that begins now.
     pub fn new(line: CommandLine) -> Self {
         Self { line, process: None, was_steady: false, missing: Works::new() }
     }
 
-    /// One look, so long after the beginning: the agent's process, if it is active and answers; how often systemd has restarted it; and
-    /// what works, asked only if it matters. None: look again.
+    /// One look, this long after the beginning: the agent's process, if it is active and answers; how often
+    /// systemd has restarted it; and the working functions, which are determined only if they matter. `None`
+    /// means look again.
     pub fn look(
         &mut self,
         at: Duration,
@@ -187,8 +193,9 @@ impl Trial {
     }
 }
 
-/// The boot of a slot that was good before, so long after the beginning: systemd can read [`NEEDED_UNITS`], of which it says this
-/// (`LoadState`, by name). No more is asked: a bad configuration must not bring back an older image. None: look again.
+/// The boot of a slot that was good before, this long after the beginning: systemd must be able to read
+/// [`NEEDED_UNITS`], whose states are these (`LoadState`, by name). There is no other demand: a bad
+/// configuration must not bring back an older image. `None` means look again.
 pub fn still_good(at: Duration, units: &BTreeMap<String, String>) -> Option<Verdict> {
     let is_lost = |unit: &&str| units.get(*unit).is_some_and(|state| UNREADABLE.contains(&state.as_str()));
     let lost: Vec<_> = NEEDED_UNITS.into_iter().filter(is_lost).collect();
@@ -241,13 +248,13 @@ mod tests {
             );
         }
         check(0, &[("systemd-udevd.service", ""), ("kedge.service", "error")], "bad: this slot was good");
-        // unknown is not lost, for a while
+        // for a while, unknown does not count as lost
         check(119, &[("systemd-udevd.service", "")], "");
         check(120, &[("systemd-udevd.service", "")], "bad: systemd did not answer within 120 s");
     }
 
-    /// The verdict on an agent whose process is another one every so many seconds (0: never up), with what works from a time on: its
-    /// text, after "good:" or "bad:".
+    /// The verdict on an agent whose process is replaced every so many seconds (0: never up), with functions
+    /// that work from a time on: its text, after "good:" or "bad:".
     fn judged(line: &str, restarts_every: u64, works: &str, from_secs: u64) -> String {
         let mut trial = Trial::new(CommandLine::parse(line));
         for secs in 0_u64.. {
@@ -295,7 +302,8 @@ mod tests {
             0,
             "bad: 600: after 600 s this slot has no state and no watchdog,",
         );
-        // steady once, then restarted every 20 s: still the demands' time, and still judged by what is missing
+        // steady once, then restarted every 20 s: still the demands' time, and still judged by the missing
+        // functions
         check("kedge.demands=contact", 20, "", 0, "bad: 600: after 600 s this slot has no contact,");
     }
 

@@ -1,12 +1,15 @@
-//! Maps and sets that are one vector in the order of its keys, with the names of `BTreeMap`'s and `BTreeSet`'s methods.
+//! Maps and sets as one vector in the order of the keys, with the names of `BTreeMap`'s and `BTreeSet`'s
+//! methods.
 //!
-//! A node has tens of each: containers, images, records. `BTreeMap` brings 4 KB of code for each pair of types that it is used
-//! with, these bring a fifth; there are some eighty pairs. What always holds: keys are in ascending order, each once.
+//! A node has tens of each: containers, images, records. `BTreeMap` adds 4 KB of code for each pair of types,
+//! these add a fifth of that; there are some eighty pairs. Always holds: keys are in ascending order, each
+//! once.
 //!
-//! What comes in bulk (`collect`, `extend`, JSON) is sorted once, in `n log n` steps, so that no stranger's order of keys costs
-//! more; of entries with one key the last counts. But `insert` and `remove` move all that comes after: a map that can have many
-//! thousands of entries and is filled one by one in a stranger's order (files of volumes, variables), or whose values are large
-//! (the lives of pods), stays a `BTreeMap`. So does `BTreeMap<String, String>`, which is in the program anyway.
+//! Entries in bulk (`collect`, `extend`, JSON) are sorted once, in `n log n` steps, so that no order of a
+//! client's keys costs more; of entries with one key the last wins. But `insert` and `remove` move all later
+//! entries: a map that can have many thousands of entries and is filled one by one in a client's order (files
+//! of volumes, variables), or whose values are large (the lives of pods), stays a `BTreeMap`. So does
+//! `BTreeMap<String, String>`, which is in the program anyway.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -18,7 +21,7 @@ use std::vec;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 
-/// Entries that a reader makes room for before it has read them, at most.
+/// Most entries that a reader allocates room for before it has read them.
 const READ_AHEAD: usize = 64;
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -112,7 +115,7 @@ impl<K, V> SortedMap<K, V> {
 }
 
 impl<K: Ord, V> SortedMap<K, V> {
-    /// Where the key is, or would come.
+    /// The index of the key, or the one where it would be inserted.
     fn position<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
     where
         K: Borrow<Q>,
@@ -152,7 +155,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         Some((key, value))
     }
 
-    /// The value that the key had.
+    /// Returns the key's earlier value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         match self.position(&key) {
             Ok(at) => Some(std::mem::replace(&mut self.entries[at].1, value)),
@@ -187,7 +190,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         }
     }
 
-    /// Puts the entries in order; of those with one key the last stays.
+    /// Sorts the entries; of those with one key the last stays.
     fn settle(&mut self) {
         if self.entries.is_sorted_by(|(one, _), (next, _)| one < next) {
             return;
@@ -245,12 +248,12 @@ impl<T: Ord> SortedSet<T> {
         self.map.contains_key(item)
     }
 
-    /// Whether it was not there before.
+    /// Returns whether it is new.
     pub fn insert(&mut self, item: T) -> bool {
         self.map.insert(item, ()).is_none()
     }
 
-    /// Whether it was there.
+    /// Returns whether it was present.
     pub fn remove<Q: Ord + ?Sized>(&mut self, item: &Q) -> bool
     where
         T: Borrow<Q>,
@@ -407,7 +410,7 @@ impl<K, V> Clone for Keys<'_, K, V> {
     }
 }
 
-/// An iterator of this module: what the vector's own gives, in another shape.
+/// An iterator of this module: the vector's own items, in another shape.
 macro_rules! iterator {
     ([$($generic:tt)*] $name:ty, $item:ty, $entry:pat => $shape:expr) => {
         impl<$($generic)*> Iterator for $name {
@@ -648,7 +651,8 @@ mod tests {
         }
     }
 
-    /// In descending order each that is inserted moves all that are there, after a search of 17 comparisons. To sort takes one for each.
+    /// In descending order each insertion moves all present entries, after a search of 17 comparisons.
+    /// Sorting takes one for each.
     #[test]
     fn hostile_order_is_sorted_once() {
         const KEYS: u64 = 100_000;

@@ -1,32 +1,38 @@
-//! How a disk image opens its state partition on `/var`, before systemd starts, so that the whole system may rely on it.
+//! How a disk image opens its state partition on `/var`, before systemd starts, so that the whole system may
+//! rely on it.
 //!
-//! Always holds: the system starts, with state in memory if nothing else is left, for a node without its state still has its heartbeat.
-//! A file system is made only where all places of a superblock could be read, no check was ended, and neither repair nor a mount that
-//! only reads found one: an unreadable partition is not an empty one. Whatever was done before a power cut, the next boot begins anew.
-//! Leaves to others: looking, and performing (`agent/src/state.rs`); finding the partition and the time limits of programs (`platform`).
+//! Always holds: the system starts, with state in memory if nothing else works, because a node without its
+//! state still has its heartbeat. A file system is made only where all places of a superblock are readable,
+//! no check was cut short, and neither repair nor a read-only mount found one: an unreadable partition is not
+//! an empty one. Whatever was done before a power cut, the next boot begins anew. Leaves to others: reading
+//! the disk, and performing (`agent/src/state.rs`); finding the partition and the time limits of programs
+//! (`platform`).
 //!
-//! As in `writes.rs` the sequence is a straight function that runs again from its top over all outcomes so far.
+//! As in `writes.rs` the sequence is a straight function that runs again from its top over all outcomes so
+//! far.
 
 use std::time::Duration;
 
-/// The whole file system is checked at each start, not only one marked as having errors: a damaged bitmap stays unnoticed until the
-/// kernel reads it, minutes later, and then refuses all writes. It costs little (51,000 files on 32 GiB: 20 MB read, 4 MB of memory),
-/// because e2fsck skips blocks that were never used.
+/// The whole file system is checked at each start, not only one marked as having errors: a damaged bitmap
+/// stays unnoticed until the kernel reads it, minutes later, and then refuses all writes. It costs little
+/// (51,000 files on 32 GiB: 20 MB read, 4 MB of memory), because e2fsck skips blocks that were never used.
 const CHECKED_AT_EACH_START: Act = Act::Correct;
 /// Where mkfs puts the first copy of the superblock, by the size of blocks.
 const COPIES: [Copy; 2] = [Copy { block: 8193, block_bytes: 1024 }, Copy { block: 32768, block_bytes: 4096 }];
-/// Where a superblock or its first copy may lie, and how much of it must be readable before a new file system replaces it.
+/// Where a superblock or its first copy may be, and how much must be readable before a new file system
+/// replaces it.
 const PLACES: [u64; 3] = [0, 8192 << 10, 131_072 << 10];
 const PLACE_BYTES: u64 = 64 << 10;
 /// A disk may need a moment, or fail for one.
 const READ_TRIES: u32 = 3;
 const READ_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// Less than this behind the partition is not worth a new partition table, whose second copy lies there, too.
+/// Less space than this behind the partition is not worth a new partition table, whose second copy is there,
+/// too.
 const WORTH_GROWING_BYTES: u64 = 16 << 20;
 /// The kernel's log has a limit for a line.
 const SHOWN_CHARACTERS: usize = 700;
 
-/// One thing to do, complete.
+/// One complete action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
     /// For the kernel's log. No outcome is needed.
@@ -64,7 +70,8 @@ pub enum Act {
     UseMemory,
     /// The directories that packages expect below `/var`; systemd-tmpfiles makes the others. [`Outcome::Is`].
     MakeDirectories,
-    /// Shows the device's own files below `/etc`; memory, if `/var` lacks them and cannot be written: [`Outcome::Is`].
+    /// Shows the device's own files below `/etc`; memory, if `/var` lacks them and cannot be written:
+    /// [`Outcome::Is`].
     ShowOwnFiles,
     /// The machine id of this installation, if its file is there: [`Outcome::Text`].
     ReadMachineId,
@@ -85,25 +92,25 @@ pub struct Copy {
     pub block_bytes: u32,
 }
 
-/// What became of an act. Why it failed is in the log.
+/// The outcome of an act. The reason of a failure is in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is so; it was done.
+    /// Whether it is so, or whether it was done.
     Is(bool),
     /// A check of the file system.
     Checked(Checked),
-    /// None: unknown.
+    /// `None` if unknown.
     Bytes(Option<u64>),
-    /// None: not there.
+    /// `None` if missing.
     Text(Option<String>),
 }
 
-/// What a check has answered.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Checked {
     /// e2fsck's exit code, and what it printed. Below 4 no error is left.
     Code(i32, String),
-    /// It was ended: it took too long, or all the memory.
+    /// It was killed: it took too long, or all the memory.
     Ended,
 }
 
@@ -121,19 +128,19 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// Begins.
+    /// An opening that begins now.
     pub fn new(device: Option<String>) -> Self {
         Self { device, outcomes: Vec::new() }
     }
 
-    /// What to do next. None: it is open, and so is the rest.
+    /// The next act. `None` when the partition is open, and everything after it is done.
     pub fn next(&self) -> Option<Act> {
         let mut steps =
             Steps { outcomes: self.outcomes.iter(), device: self.device.as_deref(), check_was_ended: false };
         steps.run().err()
     }
 
-    /// What became of that.
+    /// Takes the outcome of that act.
     pub fn done(&mut self, outcome: Outcome) {
         self.outcomes.push(outcome);
     }
@@ -145,7 +152,7 @@ type Suspendable<T> = Result<T, Act>;
 struct Steps<'a> {
     outcomes: std::slice::Iter<'a, Outcome>,
     device: Option<&'a str>,
-    /// There is no second one: a slowly failing disk must not keep the node silent.
+    /// Then there is no second check: a slowly failing disk must not keep the node silent.
     check_was_ended: bool,
 }
 
@@ -160,7 +167,8 @@ impl Steps<'_> {
         self.provide_machine_id()
     }
 
-    /// Whether the partition is on `/var`. A disk that refuses writes may still be read: that is tried before a new file system.
+    /// Whether the partition is on `/var`. A disk that refuses writes may still be readable: that is tried
+    /// before a new file system.
     fn open(&mut self) -> Suspendable<bool> {
         let Some(device) = self.device else {
             self.say("no partition labelled state")?;
@@ -187,8 +195,8 @@ impl Steps<'_> {
         self.make("the old file system cannot be repaired")
     }
 
-    /// No program tells before whether there is a copy: dumpe2fs fails if the group descriptors are lost, too, and e2fsck has copies of
-    /// those.
+    /// No program shows beforehand whether there is a copy: dumpe2fs also fails if the group descriptors are
+    /// lost, and e2fsck has copies of those.
     fn take_a_copy(&mut self) -> Suspendable<bool> {
         for copy in COPIES {
             if self.check(Act::RepairFrom(copy))?.is_well() {
@@ -198,7 +206,7 @@ impl Steps<'_> {
         Ok(false)
     }
 
-    /// After correcting small errors, or after repairing everything; unrepaired if a check was ended.
+    /// After correcting small errors, or after repairing everything; unrepaired if a check was cut short.
     fn repair_and_mount(&mut self) -> Suspendable<bool> {
         let checked = self.check(CHECKED_AT_EACH_START)?;
         if let Checked::Code(code @ 1.., printed) = &checked {
@@ -235,7 +243,8 @@ impl Steps<'_> {
         Ok(checked)
     }
 
-    /// Gives a partition without a file system what the disk has behind it: an image is smaller than most disks.
+    /// Gives a partition without a file system the space behind it on the disk: an image is smaller than most
+    /// disks.
     fn grow(&mut self) -> Suspendable<()> {
         if self.check_was_ended {
             return Ok(());
@@ -279,7 +288,7 @@ impl Steps<'_> {
         Ok(true)
     }
 
-    /// Without state it is systemd's own, new at each boot.
+    /// Without state the machine id is systemd's own, new at each boot.
     fn provide_machine_id(&mut self) -> Suspendable<()> {
         let found = self.text(Act::ReadMachineId)?;
         let mut is_there = found.as_deref().is_some_and(is_machine_id);
@@ -326,7 +335,8 @@ fn is_machine_id(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The acts of an opening with these outcomes, but for those whose outcome is `Is(true)` and what is said.
+    /// The acts of an opening with these outcomes, except for log lines and those whose outcome is
+    /// `Is(true)`.
     fn acts(mut outcome: impl FnMut(&Act) -> Option<Outcome>) -> Vec<Act> {
         let (mut opening, mut acts) = (Opening::new(Some("/dev/vda4".into())), Vec::new());
         while let Some(act) = opening.next() {

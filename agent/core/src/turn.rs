@@ -1,7 +1,9 @@
-//! One turn of core, as its actors see it: the time, what never changes, and where their orders go.
+//! One turn of core, as its actors see it: the time, the constant settings, and the destinations of their
+//! orders.
 //!
-//! Always holds: an actor changes nothing but itself, and the rest of the world only by what it hands over here; requests go
-//! through the outbox, whoever wants them. Leaves to others: the order of the actors within a turn (`agent`).
+//! Always holds: an actor changes only itself, and the rest of the world only by its orders here; requests go
+//! through the outbox, whichever actor wants them. Leaves to others: the order of the actors within a turn
+//! (`agent`).
 
 use crate::answer::{Answer, Level, Now};
 use crate::event::{Action, LeaseRequest, Request, RequestKey};
@@ -10,7 +12,7 @@ use crate::outbox::{Outbox, Sendable, json_bytes};
 use crate::pace::Jitter;
 use serde_json::Value;
 
-/// What leaves through the outbox.
+/// The requests that leave through the outbox.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Order {
     Request(Request),
@@ -26,7 +28,7 @@ impl Sendable for Order {
         }
     }
 
-    /// A status that differs in its times only says nothing else.
+    /// A status that differs only in its times has the same content.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Request(Request::PatchStatus(ours)), Self::Request(Request::PatchStatus(theirs))) => {
@@ -71,7 +73,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Puts the request of this key that is wanted now into the outbox, if it may be sent, in place of what was wanted before.
+    /// Puts the request of this key that is wanted now into the outbox, if it may be sent, in place of the
+    /// earlier one.
     pub(crate) fn offer(&mut self, key: RequestKey, wanted: impl FnOnce(Now) -> Option<Request>) {
         if !self.outbox.is_free(self.now, &key) {
             return;

@@ -1,15 +1,18 @@
-//! How the watch of one object is kept up: when it is listed, where a watch goes on, and how long to pause after an end.
+//! Keeps up the watch of one object: when it is listed, where a watch resumes, and how long to pause after an
+//! end.
 //!
-//! A round is one order: a list, unless the watch goes on after a version, then the watch until it ends. Always holds: one
-//! round of an object at a time, and the end of any other is ignored; a list costs as much as all that happens in an hour, so a
-//! watch that broke off goes on where it was, unless something may have been missed. Only what a watch *did* ends the back-off,
-//! living a minute or bringing news: a server that opens each watch and ends it at once is asked as rarely as one that is down.
-//! A state is logged once, not each try.
+//! A round is one order: a list, unless the watch resumes after a version, then the watch until it ends.
+//! Always holds: one round of an object at a time, and the end of any other is ignored; a list costs as much
+//! as all events of an hour, so a watch that broke off resumes where it was, unless it may have missed
+//! something. Only a watch that worked ends the back-off, by living a minute or bringing events: a server
+//! that opens each watch and ends it at once is contacted as rarely as one that is down. A state is logged
+//! once, not each try.
 //!
-//! Answers to renewals may name the latest change that concerns the node (`Kedge-Desired`). A watch that does not come to it has
-//! gone deaf, and the object is listed anew; unless the other watch has shown that change, which then is of the other object. With
-//! `kedge.watch: off` a round ends with its list, and that name alone leads to the next; where nothing is named, time does. Leaves
-//! to others: the requests (`perform::watches`), what an object means (`agent`).
+//! Answers to renewals may announce the latest change that concerns the node (`Kedge-Desired`). A watch that
+//! does not show it is deaf, and the object is listed anew; unless the other watch has shown that change,
+//! which then is about the other object. With `kedge.watch: off` a round ends with its list, and only such an
+//! announcement leads to the next; without announcements, time does. Leaves to others: the requests
+//! (`perform::watches`), the meaning of an object (`agent`).
 
 use crate::answer::Now;
 use crate::outbox::{HURRY, LONGEST_WAIT};
@@ -19,28 +22,29 @@ use std::time::Duration;
 /// How long a list may take at first, lookup and connection included.
 const LIST_DEADLINE: Duration = Duration::from_secs(20);
 
-/// How long reading a ConfigMap may take in the end: 1 MiB at 4 kB/s. Each failure doubles what the next try is given: a dead
-/// link is found out soon, and a slow one gets its time.
+/// How long reading a ConfigMap may take in the end: 1 MiB at 4 kB/s. Each failure doubles the time of the
+/// next try: a dead link is found soon, and a slow one gets its time.
 const LONGEST_DOWNLOAD: Duration = Duration::from_secs(5 * 60);
 
-/// A watch that lived this long did what it is for: servers send a bookmark about every minute.
+/// A watch that lived this long has worked: servers send a bookmark about every minute.
 const LIVED_WELL: Duration = Duration::from_secs(60);
 
-/// A watch that has not shown what was named this long ago is deaf; judged at renewals, so at the first of these after it. A watch
-/// over a slow link is later than the answer to a renewal by less.
+/// A watch that has not shown a change this long after its announcement is deaf; this is checked at renewals,
+/// so at the first of these afterwards. A watch over a slow link lags behind the answer to a renewal by less.
 const DEAF_AFTER: Duration = Duration::from_secs(5);
 
-/// Without watches an object is read this often if no renewal names changes: as rarely as a status is sent.
+/// Without watches an object is read this often if no renewal announces changes: as rarely as a status is
+/// sent.
 const READ_EVERY: Duration = Duration::from_secs(5 * 60);
 
-/// A list is read at least this often, whatever renewals name: a server that was restored from a copy may name what an older history
-/// counted.
+/// A list is read at least this often, whatever renewals announce: a server that was restored from a copy may
+/// announce a number of an older history.
 const READ_AT_LEAST: Duration = Duration::from_secs(60 * 60);
 
-/// UID and resourceVersion of an object: two that have both in common are one and the same.
+/// UID and resourceVersion of an object: two with both in common are the same.
 pub type ObjectVersion = (String, String);
 
-/// The objects that are watched.
+/// The watched objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watched {
     /// The own Node.
@@ -62,12 +66,12 @@ impl Watched {
     }
 }
 
-/// One round of a watch, as it is ordered.
+/// One round of a watch, as ordered.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WatchOrder {
-    /// Which round: its end carries it.
+    /// Number of the round: its end carries it.
     pub round: u64,
-    /// Watch what happens after this version; None: list first.
+    /// Watch the events after this version; `None` means list first.
     pub after: Option<String>,
     /// The version that need not be read again.
     pub held: Option<ObjectVersion>,
@@ -75,18 +79,19 @@ pub struct WatchOrder {
     pub list_deadline: Duration,
     /// The round ends with its list, and leaves no connection open.
     pub lists_only: bool,
-    /// What the watch shows needs no more than metadata, as a `PartialObjectMetadata`. A list shows whole objects all the same.
+    /// The watch needs only metadata, as a `PartialObjectMetadata`. A list returns whole objects all the
+    /// same.
     pub metadata_only: bool,
 }
 
 /// How a round ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WatchEnd {
-    /// How long the watch was open; zero: it was not opened.
+    /// How long the watch was open; zero if it was not opened.
     pub lived: Duration,
-    /// It brought something newer than it began with.
+    /// Whether it brought something newer than it began with.
     pub brought: bool,
-    /// After which version a watch may go on and miss nothing.
+    /// The version after which a watch may resume and miss nothing.
     pub resume: Option<String>,
     /// Why it failed, if the server did not end it in good order.
     pub failure: Option<(WatchFailure, String)>,
@@ -95,34 +100,36 @@ pub struct WatchEnd {
 /// Why a list or a watch failed, by what happens next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchFailure {
-    /// Nothing was learned about the object: the server is unreachable, not trusted, or does not accept our credentials.
+    /// Nothing was learned about the object: the server is unreachable, untrusted, or refuses our
+    /// credentials.
     Unreachable,
-    /// The server refused this request, or sent what cannot be read.
+    /// The server refused this request, or sent an unreadable answer.
     Answered,
 }
 
-/// What the end of a round is reported as.
+/// The report of the end of a round.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct EndReport {
     /// Why it failed.
     pub(crate) failure: Option<(WatchFailure, String)>,
-    /// It is of another sort than the failure before, or the first after a success: worth a line in the log.
+    /// Whether it is of another kind than the failure before, or the first after a success: worth a line in
+    /// the log.
     pub(crate) is_first: bool,
     /// The object could not be read.
     pub(crate) is_unreadable: bool,
-    /// The network was not there.
+    /// There was no network.
     pub(crate) is_unreachable: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing is ordered.
+    /// No round is ordered.
     Off,
-    /// A round is.
+    /// A round is under way.
     UnderWay,
-    /// The next is ordered then.
+    /// The next round is due then.
     Waiting { due: Duration },
-    /// It was read, and is read again then, or when a change is named.
+    /// It was read, and is read again then, or when a change is announced.
     Read { due: Duration, at_last: Duration },
 }
 
@@ -132,23 +139,24 @@ pub(crate) struct Watching {
     object: Watched,
     lists_only: bool,
     metadata_only: bool,
-    /// The last round was refused: a gateway may not take the form, so the next asks for whole objects.
+    /// The last round was refused: a gateway may refuse the form, so the next requests whole objects.
     is_plain: bool,
     state: State,
     round: u64,
-    /// Everything up to this revision was shown; None: the list is under way, or the server does not count so.
+    /// Everything up to this revision was shown; `None` if the list is under way, or the server does not use
+    /// such numbers.
     position: Option<u64>,
-    /// The latest change that a renewal named.
+    /// The latest change that a renewal announced.
     latest: Option<u64>,
-    /// It when the list under way was ordered: a list shows everything that was named before.
+    /// The same when the list under way was ordered: a list shows everything that was announced before.
     named_before: Option<u64>,
-    /// The first named change beyond the position, and since when it is awaited.
+    /// The first announced change beyond the position, and since when it is awaited.
     awaited: Option<(u64, Duration)>,
     /// The latest change that the other watch has shown.
     elsewhere: Option<u64>,
-    /// Where the last round broke off, if a watch can go on there.
+    /// Where the last round broke off, if a watch can resume there.
     resume: Option<String>,
-    /// How the last round failed; None: it did not, or what it did ended the outage.
+    /// How the last round failed; `None` if it did not, or if it worked long enough to end the outage.
     failing: Option<WatchFailure>,
     backoff: Backoff,
 }
@@ -173,25 +181,26 @@ impl Watching {
         }
     }
 
-    /// As new, but for the number of the last round.
+    /// As new, except for the number of the last round.
     fn forget(&mut self) {
         *self = Self { round: self.round, ..Self::new(self.object, self.lists_only) };
     }
 
-    /// A round that begins with a list, in place of the one under way. Versions of one server or object mean nothing to another.
+    /// A round that begins with a list, in place of the one under way. Versions of one server or object mean
+    /// nothing to another.
     pub(crate) fn list(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
         self.resume = None;
         self.order(held)
     }
 
-    /// Another object or server: what failed before has nothing to do with it.
+    /// Another object or server: earlier failures are irrelevant for it.
     pub(crate) fn list_another(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
         self.forget();
         self.order(held)
     }
 
-    /// From now on, and until another server is asked, its watches show metadata alone. Returns the round that goes on where the watch
-    /// under way has come to, if there is one.
+    /// From now on, until the server changes, its watches show metadata alone. Returns the round that resumes
+    /// at the position of the watch under way, if there is one.
     pub(crate) fn narrow(&mut self) -> Option<WatchOrder> {
         if self.lists_only
             || std::mem::replace(&mut self.metadata_only, true)
@@ -203,7 +212,7 @@ impl Watching {
         Some(self.order(None))
     }
 
-    /// Nothing is watched any more.
+    /// Ends the watch.
     pub(crate) fn stop(&mut self) {
         self.forget();
     }
@@ -234,7 +243,8 @@ impl Watching {
         WatchOrder { round, after, held, list_deadline: self.list_deadline(), lists_only, metadata_only }
     }
 
-    /// The round has shown everything up to this version. Returns it, if the round counts and the server counts so.
+    /// The round has shown everything up to this version. Returns it, if the round counts and the server uses
+    /// such numbers.
     pub(crate) fn has_come_to(&mut self, round: u64, version: &str) -> Option<u64> {
         let version = version.parse().ok().filter(|_| round == self.round);
         if round == self.round {
@@ -244,33 +254,34 @@ impl Watching {
         version
     }
 
-    /// The other watch has shown a change of this version: it is not of this object. What is awaited is awaited further, if it is
-    /// another one.
+    /// The other watch has shown a change of this version: it is not about this object. An awaited change
+    /// stays awaited, if it is another one.
     pub(crate) fn shown_elsewhere(&mut self, version: u64) {
         self.elsewhere = self.elsewhere.max(Some(version));
         self.awaited = self.awaited.filter(|(named, _)| *named != version);
     }
 
-    /// The round is receiving something long: what is awaited may be just that.
+    /// The round is receiving a long event, which may be the awaited change.
     pub(crate) fn is_receiving(&mut self, now: Now, round: u64) {
         if let Some((_, since)) = self.awaited.as_mut().filter(|_| round == self.round) {
             *since = now.mono;
         }
     }
 
-    /// The Lease was renewed, and the answer named the latest change that concerns the node, or none. Returns whether the object is
-    /// to be listed now: the change has not been shown, and waiting for it is of no use.
+    /// The Lease was renewed, and the answer announced the latest change that concerns the node, or none.
+    /// Returns whether the object must be listed now: the change has not been shown, and waiting for it is
+    /// useless.
     pub(crate) fn named(&mut self, now: Now, latest: Option<u64>, jitter: &mut Jitter) -> bool {
         let has_fallen = latest.is_some() && latest < self.latest;
         self.latest = latest.or(self.latest);
         let Some(latest) = latest else { return false };
         if has_fallen {
-            // another history: nothing that was shown before counts, and no watch can go on after it
+            // another history: earlier versions do not count, and no watch can resume after them
             (self.resume, self.elsewhere) = (None, None);
             return matches!(self.state, State::UnderWay | State::Read { .. });
         }
-        // A bookmark of the other watch does not count: it does not tell what this one missed. Nor does a list in place of watches,
-        // which may show a change later than the one that was named.
+        // A bookmark of the other watch does not count: it does not show the changes that this one missed.
+        // Nor does a list in place of watches, which may show a change later than the announced one.
         let is_elsewhere = !self.lists_only && self.awaited.is_none() && self.elsewhere >= Some(latest);
         if is_elsewhere || self.position.is_none_or(|position| position >= latest) {
             if let State::Read { due, .. } = &mut self.state {
@@ -327,17 +338,18 @@ impl Watching {
         }
         let failure = end.failure.as_ref().map(|(failure, _)| *failure);
         self.is_plain = failure == Some(WatchFailure::Answered) && end.lived.is_zero() && !self.is_plain;
-        // A watch that is refused after a list was read says nothing about the object. It may be about to be another one: the server
-        // ends its watch as soon as the Node names that one, perhaps before the node learns of it.
+        // A refused watch after a list that was read proves nothing about the object. It may be about to be
+        // another one: the server ends its watch as soon as the Node names that one, perhaps before the node
+        // learns of it.
         let was_read = end.resume.is_some();
-        // A version that was refused may be refused for ever: a hub restored from a backup is behind it. And an object that was
-        // reported as unreadable counts as readable only after a list.
+        // A refused version may be refused for ever: a hub restored from a backup is behind it. And an object
+        // that was reported as unreadable counts as readable only after a list.
         self.resume = end.resume.filter(|_| failure != Some(WatchFailure::Answered));
         self.state =
             State::Waiting { due: now.mono.saturating_add(self.backoff.failed(LONGEST_WAIT, jitter)) };
         let Some((failure, why)) = end.failure else { return EndReport::default() };
         let before = self.failing.replace(failure);
-        // one try that fails for lack of a network is not worth a condition; a download that goes on failing is
+        // one try that fails for lack of a network is not worth a condition; a download that keeps failing is
         let is_list_again = end.lived.is_zero() && was_failing.is_some();
         let is_unreadable = !was_read && (failure == WatchFailure::Answered || is_list_again);
         EndReport {
@@ -348,7 +360,7 @@ impl Watching {
         }
     }
 
-    /// The network is back: a round that failed for lack of it is not waited for any longer.
+    /// The network is back: a round that failed for lack of it need not wait any longer.
     pub(crate) fn hurry(&mut self, now: Now, jitter: &mut Jitter) {
         if let State::Waiting { due } = &mut self.state
             && self.failing == Some(WatchFailure::Unreachable)
@@ -392,7 +404,8 @@ mod tests {
             self.watching.has_come_to(self.order.round, version);
         }
 
-        /// A renewal names this change, ten seconds after the one before. Whether the object is to be listed; then it is.
+        /// A renewal announces this change, ten seconds after the one before. Returns whether the object must
+        /// be listed; then it is.
         fn renewal_names(&mut self, latest: u64) -> bool {
             self.now += Duration::from_secs(10);
             let lists = self.watching.named(at(self.now), Some(latest), &mut self.jitter);
@@ -428,7 +441,7 @@ mod tests {
         WatchEnd { failure: Some((failure, "no".into())), ..WatchEnd::default() }
     }
 
-    /// It was open for so long, and then broke off at version 9.
+    /// It was open for this long, and then broke off at version 9.
     fn lived(secs: u64) -> WatchEnd {
         WatchEnd { lived: Duration::from_secs(secs), resume: Some("9".into()), ..failed(Unreachable) }
     }
@@ -509,11 +522,11 @@ mod tests {
         assert!(bench.order.metadata_only && bench.watching.narrow().is_none(), "once");
         for (end, is_metadata) in [
             (failed(Unreachable), true),
-            // a gateway that does not take the form: whole objects for a round, as long as it lives
+            // a gateway that refuses the form: whole objects for a round, as long as it lives
             (failed(Answered), false),
             (lived(1800), true),
             (failed(Answered), false),
-            // it was not for the form
+            // the form was not the reason
             (failed(Answered), true),
             (lived(1800), true),
         ] {
@@ -602,12 +615,12 @@ mod tests {
         let mut bench = Bench::of(Watched::ConfigMap);
         assert!(!unreadable(&mut bench, failed(Unreachable)));
         assert!(unreadable(&mut bench, failed(Unreachable)));
-        // a watch that broke off says nothing about the object
+        // a watch that broke off proves nothing about the object
         assert!(!unreadable(&mut bench, lived(90)));
         assert!(!unreadable(&mut bench, WatchEnd { lived: Duration::ZERO, ..lived(0) }));
         assert!(unreadable(&mut bench, failed(Answered)));
         assert!(!unreadable(&mut Bench::of(Watched::Node), failed(Answered)));
-        // the source may name another object already: what was listed counts until a list is refused
+        // the source may name another object already: the earlier list counts until a list is refused
         let mut bench = Bench::of(Watched::ConfigMap);
         let refused_watch = WatchEnd { resume: Some("48".into()), ..failed(Answered) };
         assert!(!unreadable(&mut bench, refused_watch.clone()));
@@ -640,13 +653,13 @@ mod tests {
         assert!(!bench.renewal_names(101), "it may be on its way");
         bench.come_to("101");
         assert!(!bench.renewal_names(101), "it was");
-        // it never comes, and more is named meanwhile
+        // the change never arrives, and later ones are announced meanwhile
         assert!(!bench.renewal_names(102) && bench.renewal_names(103));
         assert_eq!(bench.order.after, None);
         assert!(!bench.renewal_names(104) && !bench.renewal_names(105), "the list is under way");
         bench.come_to("103");
         assert!(!bench.renewal_names(105) && bench.renewal_names(105));
-        // whatever its version: all that was named when it was ordered is in it
+        // whatever its version: it has everything that was announced when it was ordered
         bench.come_to("9");
         assert!(!bench.renewal_names(105) && !bench.renewal_names(105));
     }
@@ -655,15 +668,15 @@ mod tests {
     fn change_that_the_other_watch_shows_is_not_awaited() {
         let mut bench = Bench::of(Watched::Node);
         bench.come_to("100");
-        // before it is named, and after
+        // shown before it is announced, and after
         bench.watching.shown_elsewhere(101);
         assert!(!bench.renewal_names(101) && !bench.renewal_names(101));
         assert!(!bench.renewal_names(102), "it may be on its way");
         bench.watching.shown_elsewhere(102);
-        // the node reported its status, which is not named
+        // the node reported its status, which is not announced
         bench.watching.shown_elsewhere(103);
         assert!(!bench.renewal_names(102) && !bench.renewal_names(102));
-        // another one is awaited further
+        // another one is still awaited
         assert!(!bench.renewal_names(104));
         bench.watching.shown_elsewhere(105);
         assert!(bench.renewal_names(105), "nobody has shown 104");
@@ -686,7 +699,8 @@ mod tests {
     fn watch_that_keeps_up_is_never_taken_for_deaf() {
         let mut bench = Bench::of(Watched::Node);
         bench.come_to("100");
-        // somebody changes the Node all the time: each answer names a change that the watch shows a moment later
+        // somebody changes the Node all the time: each answer announces a change that the watch shows a
+        // moment later
         for latest in 101..400 {
             assert!(!bench.renewal_names(latest), "{latest}");
             bench.come_to(&latest.to_string());
@@ -715,7 +729,7 @@ mod tests {
         assert!(!bench.renewal_names(12));
     }
 
-    /// Ends the round well; the pause until it is read again if nothing is named.
+    /// Ends the round well; returns the pause until it is read again without announcements.
     fn read(bench: &mut Bench, version: &str) -> Duration {
         bench.come_to(version);
         bench.end(WatchEnd::default());
@@ -736,7 +750,7 @@ mod tests {
             assert_eq!(bench.watching.poll(at(bench.now), None), None);
         }
         assert!(bench.watching.next_deadline() < Some(begun + READ_AT_LEAST * 2), "never trusted for ever");
-        // a failure is retried as ever
+        // a failure is retried as usual
         assert!(bench.renewal_names(102));
         bench.end(failed(Unreachable));
         bench.check_pause(1);
@@ -771,7 +785,7 @@ mod tests {
             assert!(!bench.renewal_names(41));
             assert!(bench.renewal_names(50) || bench.renewal_names(50));
         }
-        // between two rounds: the next one does not go on in the old history
+        // between two rounds: the next one does not resume in the old history
         let mut bench = Bench::of(Watched::Node);
         assert!(!bench.renewal_names(100));
         bench.end(lived(90));

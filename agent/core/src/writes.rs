@@ -1,23 +1,23 @@
-//! Transitions as straight programs: a sequence of reads and durable writes that reads top to bottom, although each step
-//! is performed outside of core and may be the last before the power fails.
+//! Transitions as straight programs: a sequence of reads and durable writes that reads top to bottom,
+//! although each step is performed outside of core and may be the last before the power fails.
 //!
-//! A program is a function over `Steps`. Asking for a step whose outcome is not known yet suspends it (`?`); when the
-//! outcome arrives, the function runs again from its top over all outcomes so far. So a program must be a pure function
-//! of its inputs and these outcomes, and everything else it wants done belongs to its result.
+//! A program is a function over `Steps`. A step whose outcome is not known yet suspends it (`?`); when the
+//! outcome arrives, the function runs again from its top over all outcomes so far. So a program must be a
+//! pure function of its inputs and these outcomes, and all its other effects are part of its result.
 
 use crate::config::records::{Read, StateFile};
 
-/// Whether a write, or a setting aside, is durable; the text says why not.
+/// Whether a write, or a setting aside, is durable; the text is the reason if not.
 pub(crate) type Durable = Result<(), String>;
 
-/// What a program gives, unless it waits for a step.
+/// The result of a program, unless it waits for a step.
 pub(crate) type Suspendable<T> = Result<T, Suspend>;
 
 /// The program waits for this step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Suspend(pub Step);
 
-/// The outcomes so far, handed to a program from its first step on.
+/// The outcomes so far, which a program reads from its first step on.
 pub(crate) struct Steps<'a> {
     outcomes: std::slice::Iter<'a, Outcome>,
 }
@@ -63,17 +63,17 @@ pub enum Step {
     Read(StateFile),
     /// Write it durably: temp file, fsync, rename, fsync of the directory.
     Write(StateFile, Vec<u8>),
-    /// Rename it to `<name>.corrupt-<n>`. The list of bad configs stays in its place, too, until it is replaced: that it is missing
-    /// says that somebody removed it.
+    /// Rename it to `<name>.corrupt-<n>`. The list of bad configs also keeps its name until it is replaced: a
+    /// missing list means that somebody removed it.
     SetAside(StateFile),
 }
 
-/// How a step went.
+/// The outcome of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// What reading gave.
+    /// The result of reading.
     Read(Read),
-    /// Whether a write or a setting aside is durable; the text says why not.
+    /// Whether a write or a setting aside is durable; the text is the reason if not.
     Done(Result<(), String>),
 }
 

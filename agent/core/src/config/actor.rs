@@ -1,10 +1,11 @@
-//! The configuration as an actor of core: follows the object that the Node names, hands what it learns to the decisions
-//! (`running`), and their outcomes to the disk and to people.
+//! The configuration as an actor of core: follows the object that the Node names, passes its changes to the
+//! decisions (`running`), and their outcomes to the disk and to people.
 //!
-//! Always holds: at most one file step is under way; only the ConfigMap that this server's Node names is watched; evidence is
-//! consumed after what it proved is on disk; after the exit was ordered nothing but log lines follows, unless it is held up: then all goes
-//! on as before, but the configuration, whose next step is that exit, or a stop. Leaves to others: the
-//! Node itself (`node::object`), how a condition reaches the server (`node::heartbeat`).
+//! Always holds: at most one file step is under way; only the ConfigMap that this server's Node names is
+//! watched; evidence is consumed only after its consequences are on disk; after the exit was ordered only log
+//! lines follow, unless the exit is delayed: then everything continues as before, except for the
+//! configuration, whose next step is that exit, or a stop. Leaves to others: the Node itself
+//! (`node::object`), how a condition reaches the server (`node::heartbeat`).
 
 use crate::answer::Level;
 use crate::config::condition::{self, ConfigOk};
@@ -28,30 +29,30 @@ use std::rc::Rc;
 pub(crate) struct ConfigActor {
     pub(crate) configuration: Configuration,
     pub(crate) reflector: Reflector,
-    /// Namespace and name of the ConfigMap that is watched.
+    /// Namespace and name of the watched ConfigMap.
     watched: Option<(String, String)>,
     /// It must be listed again.
     must_relist: bool,
-    /// The source that the configuration knows is the one that this server's Node names. Until then no ConfigMap of this server
-    /// is read: another server may have another object under the name that was watched there.
+    /// Whether this server's Node names the source that the configuration knows. Until then no ConfigMap of
+    /// this server is read: another server may have another object under the name that was watched there.
     is_source_of_this_server: bool,
-    /// As last logged.
+    /// The condition that was last logged.
     config_ok: ConfigOk,
     ending: Ending,
     evidence_consumed: bool,
 }
 
-/// How far the end of this run is.
+/// The progress of the end of this run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Ending {
     No,
-    /// The exit is ordered: why it comes.
+    /// The exit is ordered, for this reason.
     Ordered(String),
-    /// It was, and cannot be made yet.
+    /// It was ordered for this reason, and cannot happen yet.
     HeldUp(String),
 }
 
-/// What the start has to tell people.
+/// The start's reports to people.
 struct StartNews {
     findings: Vec<String>,
     ended: Option<String>,
@@ -118,13 +119,14 @@ impl ConfigActor {
             events.publish(warning("ProvenConfigCrashes", why), turn);
         }
         if let Some(mut message) = news.changed {
-            // its end is ConfigPromoted or ConfigRolledBack: kubectl sees the trial under way between them
+            // the trial ends with ConfigPromoted or ConfigRolledBack: kubectl shows the trial under way
+            // between the two
             if let Some(left) = self.configuration.trial_left(turn.now).filter(|left| !left.is_zero()) {
                 message.push_str(&format!("; on trial for {} s", left.as_secs_f64().ceil()));
             }
             events.publish(Notice { warning: false, reason: "KubeletConfigChanged", message }, turn);
         }
-        // the Event of a roll back has all the words of the condition, unless more than that is wrong
+        // the Event of a roll back has the whole text of the condition, unless there is another fault besides
         let mut is_said = news.condemned.iter().any(|verdict| verdict.reason == self.config_ok.reason);
         let not_used = self.not_used(&news.condemned);
         for verdict in news.condemned {
@@ -144,8 +146,9 @@ impl ConfigActor {
         }
     }
 
-    /// Each start that does not run what is assigned says which config that is and why, once: in the Event of the verdict, if it was
-    /// given now, else here. An earlier Event may be gone, or was about another assignment.
+    /// Each start that does not run the assigned config reports which config that is and why, once: in the
+    /// Event of the verdict, if it was given now, or else here. An earlier Event may be gone, or was about
+    /// another assignment.
     fn not_used(&self, condemned: &[Verdict]) -> Option<Notice> {
         let view = self.configuration.view();
         let obstacle = view.standing.obstacle()?;
@@ -153,7 +156,7 @@ impl ConfigActor {
         let (reason, verdict) = match obstacle {
             Obstacle::Marked { verdict, .. } if condemned.contains(verdict) => return None,
             Obstacle::Marked { verdict, .. } => ("ConfigKnownBad", Some(verdict)),
-            // it was an Event when it was noted, and no config is at fault
+            // it was an Event when it was recorded, and no config is at fault
             Obstacle::SourceInvalid(_) => return None,
             _ => ("ConfigNotUsed", None),
         };
@@ -178,7 +181,7 @@ impl ConfigActor {
         condition::config_status(&self.configuration.view())
     }
 
-    /// The version of the watched ConfigMap of which a whole copy is on disk.
+    /// The version of the watched ConfigMap that has a whole copy on disk.
     pub(crate) fn held(&self) -> Option<ObjectVersion> {
         let (uid, resource_version) = self.configuration.held()?;
         Some((uid.to_owned(), resource_version.to_owned()))
@@ -188,7 +191,8 @@ impl ConfigActor {
         matches!(self.ending, Ending::Ordered(_))
     }
 
-    /// The exit that was ordered cannot be made: why; None: now it can. A stop that was asked for waits for nothing, and is not held up.
+    /// The ordered exit is delayed, for this reason; `None` if it can happen now. A requested stop waits for
+    /// nothing, and is not delayed.
     pub(crate) fn end_held_up(&mut self, held_up: Option<String>, turn: &mut Turn) {
         match (std::mem::replace(&mut self.ending, Ending::No), held_up) {
             (Ending::Ordered(exit) | Ending::HeldUp(exit), Some(why)) => {
@@ -211,7 +215,7 @@ impl ConfigActor {
         self.perform(next, turn);
     }
 
-    /// Not the one that was watched before it.
+    /// False for the object that was watched before.
     pub(crate) fn is_watched(&self, namespace: &str, name: &str) -> bool {
         self.watched
             .as_ref()
@@ -238,8 +242,9 @@ impl ConfigActor {
         }
     }
 
-    /// What is watched is listed in this turn: it has not shown a change that was named, or its Node is another one, perhaps of a
-    /// server that was set up again: a watch from a version of the old one would get no events.
+    /// Has the watched object listed in this turn: the watch has not shown a change that the server
+    /// announced, or its Node is another one, perhaps of a server that was set up again: a watch from a
+    /// version of the old one would get no events.
     pub(crate) fn relist(&mut self) {
         self.must_relist = true;
     }
@@ -280,7 +285,7 @@ impl ConfigActor {
             if let (Some(node), Some(is_hub)) = (node, is_hub) {
                 self.judge_source(node, is_hub);
             }
-            // everything that the exit needs is written: only a stop comes before it
+            // everything that the exit needs is written: only a stop may come before it
             if self.ending == Ending::No || self.configuration.is_stop_asked() {
                 let next = self.configuration.next(turn.now);
                 self.perform(next, turn);
@@ -306,7 +311,7 @@ impl ConfigActor {
 
     fn perform(&mut self, next: Option<Next>, turn: &mut Turn) {
         let exits = matches!(next, Some(Next::Exit(_)));
-        // before the next write: it may be of a checkpoint that no record names yet
+        // before the next write, which may be a checkpoint that no record names yet
         if let Some(keep) = self.configuration.take_sweep().filter(|_| !exits) {
             turn.act(Action::Sweep { keep });
         }
@@ -321,7 +326,7 @@ impl ConfigActor {
         }
     }
 
-    /// Once, and only when everything it proved is on disk: until then the evidence is the only proof.
+    /// Once, and only when all its consequences are on disk: until then the evidence is the only proof.
     fn consume_evidence(&mut self, turn: &mut Turn) {
         if !self.evidence_consumed && self.configuration.evidence_is_recorded() {
             self.evidence_consumed = true;

@@ -1,7 +1,8 @@
 //! How the configuration is reported: the condition `ConfigOK` for people, `status.config` for machines.
 //!
-//! Always holds: composed from what is recorded durably, never from what is about to be written; the five examples of the proposal (dynamic
-//! kubelet configuration) appear word for word in their situations. Further details go to `status.config.error`, events and the log.
+//! Always holds: composed from durable records, never from a record that is about to be written; the five
+//! examples of the proposal (dynamic kubelet configuration) appear word for word in their situations. Further
+//! details go to `status.config.error`, events and the log.
 
 use crate::config::disk::AssignedNow;
 use crate::config::judge;
@@ -10,7 +11,7 @@ use crate::config::running::{SyncProblem, View};
 use crate::config::standing::{Obstacle, Standing, Substitute};
 use kedge_api::{ConfigMapNodeConfigSource, NodeConfigSource, NodeConfigStatus};
 
-/// The words of the condition.
+/// The text of the condition.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ConfigOk {
     /// True, False or Unknown.
@@ -79,8 +80,9 @@ fn without_obstacle(view: &View) -> (&'static str, String) {
     }
 }
 
-/// UID of the assigned config if nothing keeps it from running any more, but another one still runs: after `kedge config
-/// forgive`, for example, until this process ends. Not `True`: the assigned config does not run yet.
+/// UID of the assigned config if nothing keeps it from running any more, but another one still runs: after
+/// `kedge config forgive`, for example, until this process ends. The condition is not `True`: the assigned
+/// config does not run yet.
 fn awaited_uid(view: &View) -> Option<String> {
     match view.disk.assigned() {
         AssignedNow::Config(config, _) if !view.standing.is_assigned() => Some(config.uid),
@@ -131,7 +133,7 @@ fn obstacle_reason(obstacle: &Obstacle, what: &str, uid: &str) -> (&'static str,
     }
 }
 
-/// `status.config`, as of now. Its error goes on where the condition's words end: with field and place.
+/// `status.config`, as of now. Its error adds to the condition's text the field and place.
 pub(crate) fn config_status(view: &View) -> NodeConfigStatus {
     let assigned = match view.disk.assigned() {
         AssignedNow::Config(config, _) => Some(source(view, &config)),
@@ -153,7 +155,8 @@ pub(crate) fn config_status(view: &View) -> NodeConfigStatus {
     }
 }
 
-/// The object as recorded; its version as last read, for a version with the same payload is not recorded.
+/// The object as recorded, with its version as last read, because a version with the same payload is not
+/// recorded.
 fn source(view: &View, config: &ConfigRecord) -> NodeConfigSource {
     let (namespace, name) = config.source.object();
     let is_assigned = matches!(view.disk.assigned(), AssignedNow::Config(assigned, _)

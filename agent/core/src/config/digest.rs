@@ -1,8 +1,9 @@
 //! SHA-256 digests: of a checkpoint's bytes, and the identity of a configuration.
 //!
-//! Always holds: a `ConfigId` names one payload under one set of overrides, whichever object holds the payload. Whether a config
-//! is valid belongs to it, so that the edit of a drop-in is like an upgrade: a fresh trial. What a config does belongs to its
-//! payload, or a drop-in that something rewrites at each boot would switch the protection off. Nothing belongs to a time or a file.
+//! Always holds: a `ConfigId` names one payload under one set of overrides, whichever object has the payload.
+//! The verdict whether a config is valid belongs to the id, so that an edit of a drop-in is like an upgrade:
+//! a fresh trial. The verdicts on a config's behaviour belong to its payload, or a drop-in that some program
+//! rewrites at each boot would switch the protection off. No verdict belongs to a time or a file.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
@@ -58,7 +59,8 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// The content id, to which verdicts of text belong: SHA-256 over the payload, and the canonical merged drop-ins and flags.
+/// The content id, to which verdicts on the text belong: SHA-256 over the payload, and the canonical merged
+/// drop-ins and flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ConfigId(Digest);
@@ -68,7 +70,7 @@ impl ConfigId {
         Self::over(&[payload, overrides])
     }
 
-    /// As the first release made it, of one object: what its records say is found by this.
+    /// The id in the first release's form, for one object: its records are found by this id.
     pub(crate) fn older(uid: &str, payload: &[u8], overrides: &[u8]) -> Self {
         Self::over(&[uid.as_bytes(), payload, overrides])
     }
@@ -95,7 +97,7 @@ impl fmt::Display for ConfigId {
     }
 }
 
-/// What tells one content from all others. The payload itself is not kept: it may have a mebibyte.
+/// Distinguishes one content from all others. The payload itself is not kept: it may have a mebibyte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// Together with this board's drop-ins and flags.
@@ -114,7 +116,7 @@ impl Identity {
         }
     }
 
-    /// Whether a record under this id is about it.
+    /// Whether a record under this id is about this content.
     pub(crate) fn is_called(&self, id: ConfigId) -> bool {
         id == self.id || id == self.older
     }

@@ -1,7 +1,8 @@
 //! The agent's picture of its records on disk, and the checkpoints they name.
 //!
-//! Always holds: the picture changes only when a write was reported durable, so whatever is composed from it (the
-//! condition, the status) claims nothing that is not on disk; nothing is written that is there already.
+//! Always holds: the picture changes only when a write was reported durable, so the condition and the status,
+//! which are composed from it, claim nothing that is not on disk; a content that is on disk already is not
+//! written.
 
 use crate::config::digest::{Digest, Identity};
 use crate::config::judge;
@@ -24,13 +25,13 @@ pub(crate) struct Disk {
     pub(crate) startups: Known<Startups>,
 }
 
-/// What is assigned, as far as the records know.
+/// The assigned config, as far as the records show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AssignedNow {
     Local,
-    /// A pushed one.
+    /// A pushed config.
     Config(ConfigRecord, /* downloaded */ bool),
-    /// Not known; the text says why.
+    /// Unknown, for this reason.
     Unknown(String),
 }
 
@@ -45,7 +46,7 @@ impl Disk {
         }
     }
 
-    /// Reads the records; unreadable ones are set aside and named in `findings`.
+    /// Reads the records; unreadable ones are set aside and listed in `findings`.
     pub(crate) fn read(steps: &mut Steps, findings: &mut Vec<String>) -> Suspendable<Self> {
         let (mut is_renamed, mut is_of_before) = (false, false);
         let list = |read: &Read| {
@@ -61,7 +62,7 @@ impl Disk {
         let mut bad_configs = record(steps, StateFile::BadConfigs, list, findings)?;
         let startups = record(steps, StateFile::Startups, counts, findings)?;
         if is_renamed && is_of_before {
-            // nobody removed it
+            // no person removed it
             let why = "an earlier release set it aside".to_owned();
             findings.push(format!("{} is unknown: {why}", file_name(&StateFile::BadConfigs)));
             bad_configs = Known::Unknown { why, set_aside: true };
@@ -69,7 +70,7 @@ impl Disk {
         Ok(Self { current, last_known_good, bad_configs, startups })
     }
 
-    /// What is assigned.
+    /// The assigned config.
     pub(crate) fn assigned(&self) -> AssignedNow {
         match &self.current {
             Known::Is(Current { assigned: None, .. }) => AssignedNow::Local,
@@ -96,19 +97,19 @@ impl Disk {
         self.last_known_good.known().and_then(|good| good.previous.as_ref())
     }
 
-    /// The verdict on a config. A proven one is never banned: its crashes and cuts, under whatever agent version they were counted
-    /// before it was proven, only set it aside.
+    /// The verdict on a config. A proven one is never banned: its crashes and cuts, under whatever agent
+    /// version they were counted before it was proven, only set it aside.
     pub(crate) fn verdict(&self, uid: &str, is: Option<&Identity>, is_proven: bool) -> Option<Verdict> {
         let verdict = self.bad_configs.known()?.verdict(uid, is)?;
         Some(if is_proven { judge::against_proven(verdict) } else { verdict })
     }
 
-    /// The source a running agent last read was invalid; why.
+    /// Why the source that a running agent last read was invalid.
     pub(crate) fn invalid_source(&self) -> Option<&str> {
         self.current.known().and_then(|current| current.invalid_source.as_deref())
     }
 
-    /// UIDs, and payloads as far as the records say them, whose verdicts are never dropped for space.
+    /// UIDs, and payloads where the records have them, whose verdicts are never dropped for space.
     pub(crate) fn in_use(&self) -> Vec<(String, Option<Digest>)> {
         let current = self.current.known().and_then(|current| current.assigned.as_ref());
         let named = current.map(|assigned| &assigned.config).into_iter();
@@ -116,12 +117,12 @@ impl Disk {
         named.map(|config| (config.uid.clone(), config.payload())).collect()
     }
 
-    /// Writes `current` unless it says so already. The inner result: is it durable?
+    /// Writes `current` unless it has this content. The inner result: whether it is durable.
     pub(crate) fn put_current(&mut self, steps: &mut Steps, current: Current) -> Suspendable<Durable> {
         put(steps, StateFile::Current, &mut self.current, current, Current::to_bytes)
     }
 
-    /// Writes `last-known-good` unless it says so already.
+    /// Writes `last-known-good` unless it has this content.
     pub(crate) fn put_last_known_good(
         &mut self,
         steps: &mut Steps,
@@ -130,17 +131,17 @@ impl Disk {
         put(steps, StateFile::LastKnownGood, &mut self.last_known_good, good, last_known_good_bytes)
     }
 
-    /// Writes `bad-configs.json` unless it says so already.
+    /// Writes `bad-configs.json` unless it has this content.
     pub(crate) fn put_bad_configs(&mut self, steps: &mut Steps, bad: BadConfigs) -> Suspendable<Durable> {
         put(steps, StateFile::BadConfigs, &mut self.bad_configs, bad, BadConfigs::to_bytes)
     }
 
-    /// Writes `startups.json` unless it says so already.
+    /// Writes `startups.json` unless it has this content.
     pub(crate) fn put_startups(&mut self, steps: &mut Steps, startups: Startups) -> Suspendable<Durable> {
         put(steps, StateFile::Startups, &mut self.startups, startups, Startups::to_bytes)
     }
 
-    /// Writes `startups.json` even if it says so already.
+    /// Writes `startups.json` even if it has this content.
     pub(crate) fn rewrite_startups(&mut self, steps: &mut Steps, startups: Startups) -> Suspendable<Durable> {
         let done = steps.write(StateFile::Startups, startups.to_bytes())?;
         if done.is_ok() {
@@ -203,18 +204,18 @@ fn put<T: PartialEq>(
     Ok(done)
 }
 
-/// A configuration whose content is at hand, not parsed.
+/// A configuration with its content, not parsed.
 #[derive(Debug, Clone)]
 pub(crate) struct Content {
     pub(crate) is: Identity,
-    /// The payload and where it came from.
+    /// The payload and its origin.
     pub(crate) payload: Rc<LayerText>,
 }
 
-/// Keys that a message names: enough to see a typing error.
+/// Keys that a message lists: enough to see a typing error.
 const KEYS_SHOWN: usize = 5;
 
-/// The keys there are instead of the missing one.
+/// The keys that exist, for a message about a missing one.
 fn keys_of(object: &ConfigMap) -> String {
     if object.data.is_empty() {
         return "nor under any other (a file that is not UTF-8 becomes binaryData)".into();
@@ -227,7 +228,7 @@ fn keys_of(object: &ConfigMap) -> String {
     format!("its keys are {}", keys.join(", "))
 }
 
-/// Reads the checkpoint that a record names. The inner error says why its content is unavailable.
+/// Reads the checkpoint that a record names. The inner error is why its content is unavailable.
 pub(crate) fn load(
     steps: &mut Steps,
     config: &ConfigRecord,
@@ -254,8 +255,8 @@ fn read_checkpoint(steps: &mut Steps, config: &ConfigRecord) -> Suspendable<Resu
     })
 }
 
-/// The payload that a record is about: the value with the recorded digest, under whatever key, for the checkpoint may be of
-/// another object with the same payload.
+/// The payload of a record: the value with the recorded digest, under any key, because the checkpoint may be
+/// of another object with the same payload.
 fn payload_of(bytes: &[u8], config: &ConfigRecord) -> Result<String, String> {
     let damaged = || "its checkpoint is damaged: the digest differs from the recorded one".to_owned();
     match config.digest {
@@ -283,8 +284,8 @@ pub(crate) fn payload(mut object: ConfigMap, source: &Source) -> Result<String, 
 }
 
 impl Disk {
-    /// Replaces a list of bad configs that could not be read, in one write, by one that says so: only what is assigned may have been
-    /// in it. And whatever else has been assigned since is not doubted.
+    /// Replaces an unreadable list of bad configs, in one write, by one that doubts the assigned config, the
+    /// only one that may have been in it. A config that was assigned since is not doubted.
     pub(crate) fn settle_verdicts(
         &mut self,
         steps: &mut Steps,
@@ -293,7 +294,7 @@ impl Disk {
     ) -> Suspendable<()> {
         let payload = match assigned {
             AssignedNow::Config(config, _) => match config.payload().or(is.map(|is| is.payload)) {
-                // of which content, is seen when it is there again
+                // the config's content decides this, once it is available again
                 None => return Ok(()),
                 payload => payload,
             },
@@ -305,7 +306,7 @@ impl Disk {
             Known::Is(bad) if bad.doubted.is_some() && bad.doubted != payload => bad.clone().doubting(None),
             _ => return Ok(()),
         };
-        // a write that fails here is tried again by the next start: the file is still there
+        // the next start repeats a write that fails here: the file is still there
         let _ = self.put_bad_configs(steps, settled)?;
         Ok(())
     }
@@ -315,7 +316,7 @@ impl Disk {
         self.bad_configs.known().is_some_and(|bad| bad.doubted == Some(is.payload))
     }
 
-    /// Verdicts that earlier releases recorded about this content belong to it under its present id.
+    /// Moves verdicts that earlier releases recorded about this content to its present id.
     pub(crate) fn take_over_verdicts(&mut self, uid: &str, is: &Identity) {
         if let Known::Is(bad) = &mut self.bad_configs {
             bad.take_over(uid, is);

@@ -1,34 +1,37 @@
-//! The judgement of a configuration before it runs (RULES.md, "Rules a to f"): how the previous run ended, what
-//! that counts, and rules c, d and f.
+//! The judgement of a configuration before it runs (RULES.md, "Rules a to f"): how the previous run ended,
+//! how that counts, and rules c, d and f.
 //!
-//! Pure arithmetic on records: no step here reads or writes. Rules c and d stand before parsing and are applied again
-//! after it, because a payload that kills the parser must not loop, and because its threshold and trial are known only after parsing.
-//! Running time decides, never wall time.
+//! Pure arithmetic on records: no step here reads or writes. Rules c and d are applied before parsing and
+//! again after it, because a payload that kills the parser must not loop, and because its threshold and trial
+//! are known only after parsing. Running time decides, never wall time.
 
 use crate::config::records::{BadKind, Complaints, Counts, STARTUPS, Verdict};
 use kedge_api::Timestamp;
 
-/// Cuts in a row, without a save of progress between them, that condemn a config (rule d: cuts): each start costs at least a
-/// boot, so this many say that the config keeps the board from running. The bound of Mender's update state machine.
+/// Consecutive cuts, without a save of progress between them, that condemn a config (rule d: cuts): each
+/// start costs at least a boot, so this many show that the config keeps the board from running. The bound of
+/// Mender's update state machine.
 pub(crate) const CUTS: u32 = 28;
 
-/// Rules c, d and f use at least this trial: a push must not be able to switch the protection off with a trial of 0, nor
-/// be condemned for a lack of contact before there was time for any.
+/// Rules c, d and f use at least this trial: a push must not be able to switch the protection off with a
+/// trial of 0, nor be condemned for a lack of contact before there was time for any.
 pub(crate) const SHORTEST_TRIAL_MS: u64 = 60_000;
 
-/// So many times its trial a config may be on trial, if moments in which the node is worse begin it anew again and again.
+/// A config may be on trial for at most this many times its trial, if moments in which the node is worse
+/// restart it again and again.
 const LONGEST_TRIALS: u64 = 6;
 
-/// Where waits and patience end: a config is tried again once a day at least, whatever happened to it.
+/// Upper limit of waits and patience: a config is tried again once a day at least, whatever happened to it.
 pub(crate) const LONGEST_WAIT_MS: u64 = 24 * 3600 * 1000;
 
-/// Counted startups that a proven config may have before pods are held, and again before it is set aside: as many as can be
-/// remembered, whatever threshold it sets itself.
+/// Counted startups that a proven config may have before pods are held, and again before it is set aside: as
+/// many as can be remembered, whatever threshold it sets.
 const PROVEN_THRESHOLD: usize = STARTUPS - 1;
 
-/// How long a fallback must run well before a config with this verdict is tried again; None if it is not. After a loss of contact
-/// until what the node shows is the fallback's own, then for the fallback's trial, and twice as long after each further time. After cuts, once, for as long
-/// as it takes to save progress: then the power holds, and a second such verdict is the config's doing.
+/// How long a fallback must run well before a config with this verdict is tried again; `None` if it is not.
+/// After a loss of contact until the node's conditions are the fallback's own, then for the fallback's trial,
+/// and twice as long after each further time. After cuts, once, for as long as it takes to save progress:
+/// then the power is stable, and a second such verdict is the config's fault.
 pub(crate) fn wait_ms(verdict: &Verdict, terms: Terms) -> Option<u64> {
     match (verdict.kind, verdict.tries) {
         (BadKind::Contact, 0 | 1) => Some(terms.unmixed_after_ms().min(LONGEST_WAIT_MS)),
@@ -52,7 +55,7 @@ fn doubled_ms(terms: Terms, times: u8) -> u64 {
     terms.settled_after_ms().saturating_mul(times).min(LONGEST_WAIT_MS)
 }
 
-/// The same verdict as it counts against a proven config: crashes and cuts only set it aside.
+/// The same verdict when the config is proven: crashes and cuts only set it aside.
 pub(crate) fn against_proven(verdict: Verdict) -> Verdict {
     match verdict.kind {
         BadKind::CrashLoop | BadKind::Cuts => {
@@ -62,7 +65,8 @@ pub(crate) fn against_proven(verdict: Verdict) -> Verdict {
     }
 }
 
-/// How long a config in its trial may be silent: its trial; a suspected one, longer than the outage that its fallback went through.
+/// How long a config in its trial may be silent: its trial; a suspected one, longer than the outage that its
+/// fallback had.
 pub(crate) fn patience_ms(terms: Terms, entry: Option<&Verdict>) -> u64 {
     terms.settled_after_ms().max(entry.map_or(0, |entry| entry.patience_ms))
 }
@@ -72,14 +76,14 @@ pub(crate) fn patience_after_ms(terms: Terms, worst_silence_ms: u64) -> u64 {
     terms.settled_after_ms().saturating_add(worst_silence_ms.saturating_mul(2)).min(LONGEST_WAIT_MS)
 }
 
-/// What a config says about its own trial.
+/// The terms of a config's own trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Terms {
     /// `configTrialDuration`, ms of running time.
     pub trial_ms: u64,
-    /// `crashLoopThreshold`: counted startups that are still tolerated.
+    /// `crashLoopThreshold`: the number of counted startups that is still tolerated.
     pub threshold: u8,
-    /// `evictionPressureTransitionPeriod`: for so long a condition outlasts what led to it.
+    /// `evictionPressureTransitionPeriod`: a condition outlasts its cause by this time.
     pub transition_ms: u64,
 }
 
@@ -90,7 +94,7 @@ impl Default for Terms {
 }
 
 impl Terms {
-    /// As remembered from the last time the config was parsed, else the defaults.
+    /// From the last time the config was parsed, or else the defaults.
     pub(crate) fn remembered(counts: &Counts) -> Self {
         let default = Self::default();
         Self {
@@ -105,12 +109,13 @@ impl Terms {
         self.trial_ms.max(SHORTEST_TRIAL_MS)
     }
 
-    /// The running time after which no condition of the node is left over from what ran before.
+    /// The running time after which no condition of the node is left over from the config before.
     pub(crate) fn unmixed_after_ms(self) -> u64 {
         self.settled_after_ms().saturating_add(self.transition_ms)
     }
 
-    /// The running time within which a trial must come to its end; after that it is a suspicion, as a silence.
+    /// The running time within which a trial must end; after that the config is suspected, as after a
+    /// silence.
     pub(crate) fn trial_ends_within_ms(self) -> u64 {
         self.settled_after_ms().saturating_mul(LONGEST_TRIALS)
     }
@@ -127,7 +132,7 @@ impl Terms {
 pub struct Exit {
     /// Boot in which it ended.
     pub boot_id: String,
-    /// Which of that boot's runs it was, counted from 1; 0: not counted.
+    /// The number of the run in that boot, counted from 1; 0 if not counted.
     pub run: u64,
     /// `$SERVICE_RESULT`: success, exit-code, signal, core-dump, watchdog, oom-kill, timeout, ...
     pub result: String,
@@ -137,34 +142,35 @@ pub struct Exit {
     pub exit_status: String,
     /// It had sent READY=1.
     pub was_ready: bool,
-    /// It had been asked to stop.
+    /// A stop had been requested.
     pub stop_asked: bool,
-    /// The loops that had stopped, if the watchdog ended it.
+    /// The loops that hung, if the watchdog ended it.
     pub stalled: Vec<String>,
 }
 
-/// The name of the disk loop: a config is not blamed for a stuck disk.
+/// The name of the disk loop: a hung disk is not the config's fault.
 pub const DISK_LOOP: &str = "disk";
 
 /// Evidence of how the previous run ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PreviousRun {
-    /// The record of its exit, if there is one. It may be of an older run: one that a power cut ended leaves none.
+    /// The record of its exit, if there is one. It may be of an older run: a run that a power cut ended
+    /// leaves no record.
     pub exit: Option<Exit>,
-    /// Runs that began in this boot, the one that begins now included; 0: unknown.
+    /// Runs that began in this boot, including the present one; 0 if unknown.
     pub runs: u64,
-    /// The board was reset by its hardware watchdog, and that was not counted yet.
+    /// The hardware watchdog reset the board, and that was not counted yet.
     pub hardware_reset: bool,
     /// The kernel left a panic in pstore, and that was not counted yet.
     pub kernel_panic: bool,
 }
 
-/// How the previous run ended, as far as counting goes.
+/// How the previous run ended, as far as counting needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// By our choice or on request: no effect.
     Clean,
-    /// Unclean: a counted startup. The text says how.
+    /// Unclean: a counted startup. The text describes the end.
     Counted(String),
     /// The power went: a cut.
     Cut,
@@ -174,12 +180,13 @@ impl Ended {
     /// How the run that left this record ended (RULES.md, "How the previous run ended").
     pub(crate) fn read(counts: &Counts, boot_id: &str, previous: &PreviousRun) -> Self {
         let Some(open) = counts.open.as_deref() else { return Self::Clean };
-        // "fresh evidence": the end of a run before the one that left this record open says nothing about it. Such a record
-        // is still there after a cut between the start that made this one and the consumption of the evidence.
+        // "fresh evidence": the end of a run before the one that left this record open is irrelevant. Such a
+        // record is still there after a cut between the start that made this one and the consumption of the
+        // evidence.
         let exit = previous.exit.as_ref().filter(|exit| exit.boot_id == open && !exit.is_before(counts.run));
         match exit {
             Some(exit) => exit.ended(),
-            // two empty boot ids are not the same boot: there may have been a power cut between
+            // two empty boot ids need not be the same boot: there may have been a power cut between
             None if open == boot_id && !boot_id.is_empty() => {
                 Self::Counted("its end was not recorded".into())
             }
@@ -191,14 +198,15 @@ impl Ended {
 }
 
 impl Exit {
-    /// Whether it is about a run before that one of the same boot. One without a number may be any.
+    /// Whether it is about an earlier run of the same boot. One without a number may be of any.
     fn is_before(&self, run: u64) -> bool {
         self.run != 0 && self.run < run
     }
 
     fn ended(&self) -> Ended {
-        // A start timeout asks to stop, too; but it never was ready, and that is the config's doing. An agent that was ready
-        // has no other time limit than that of a stop, even if it hung too deep to note that it was asked.
+        // A start timeout also asks to stop; but a run that never was ready is the config's fault. For an
+        // agent that was ready a timeout can only be that of a stop, even if it hung too deep to record the
+        // request.
         let start_timeout = self.result == "timeout" && !self.was_ready;
         let stop_timeout = self.result == "timeout" && self.was_ready;
         if stop_timeout || (self.stop_asked && !start_timeout && self.result != "watchdog") {
@@ -208,7 +216,7 @@ impl Exit {
         if self.result == "success" && self.exit_code == "exited" && self.exit_status == "0" {
             return Ended::Clean;
         }
-        // while only the disk stood still, neither a missed ping nor a late start is the config's doing
+        // while only the disk hung, neither a missed ping nor a late start is the config's fault
         if matches!(self.result.as_str(), "watchdog" | "timeout")
             && !self.stalled.is_empty()
             && self.stalled.iter().all(|name| name == DISK_LOOP)
@@ -228,14 +236,14 @@ impl Exit {
     }
 }
 
-/// The counts of a config, brought up to date by how its run ended.
+/// The counts of a config, updated with how its run ended.
 pub(crate) fn counted(mut counts: Counts, ended: &Ended, wall: Timestamp) -> Counts {
     match ended {
         Ended::Clean => {}
         Ended::Counted(_) => {
-            // full means eleven, and eleven always condemns or holds: one more changes nothing
+            // full means eleven, and eleven always condemns or holds: one more has no effect
             let _ = counts.startups.push(wall);
-            // what it heard in runs that ended badly does not say that it runs well
+            // contact made by a run that crashed does not prove that the config runs well
             (counts.ran_ms, counts.contact) = (0, false);
         }
         Ended::Cut => {
@@ -247,26 +255,28 @@ pub(crate) fn counted(mut counts: Counts, ended: &Ended, wall: Timestamp) -> Cou
     counts
 }
 
-/// The same, open in this boot by the run that begins, the boot's `run`th.
+/// The same, opened in this boot by the run that begins, the boot's `run`th.
 pub(crate) fn opened(counts: Counts, boot_id: &str, run: u64) -> Counts {
-    // A clean end whose record could not be closed leaves it as this start would write it, by an older run. There is nothing
-    // to write for that, perhaps on a full disk: exits older than that run are older than this one, too.
+    // A clean end whose record could not be closed leaves it in the form in which this start would write it,
+    // but with an older run's number. That is not worth a write, perhaps on a full disk: exits older than
+    // that run are older than this one, too.
     if counts.open.as_deref() == Some(boot_id) {
         return counts;
     }
     Counts { open: Some(boot_id.to_owned()), run, ..counts }
 }
 
-/// What rules c and d say of the counts.
+/// The result of rules c and d for the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Weighed {
     GoesOn,
-    /// It is proven, and its fault is not certain, for it ran well once: it goes on with pods held, and with no counts.
+    /// It is proven, and not certainly at fault, because it ran well once: it continues with pods held, and
+    /// with empty counts.
     HoldsPods,
     Bad(BadKind),
 }
 
-/// Rules c and d; `hold`: pods are held.
+/// Rules c and d; `hold` if pods are held.
 pub(crate) fn by_counts(counts: &Counts, hold: bool, terms: Terms, is_proven: bool) -> Weighed {
     let most = if is_proven { PROVEN_THRESHOLD } else { usize::from(terms.threshold) };
     let is_crash_loop = counts.startups.len() > most;
@@ -281,17 +291,17 @@ pub(crate) fn by_counts(counts: &Counts, hold: bool, terms: Terms, is_proven: bo
     }
 }
 
-/// No startups and no cuts.
+/// Without startups and cuts.
 pub(crate) fn emptied(counts: Counts) -> Counts {
     Counts { startups: heapless::Vec::new(), cuts: 0, ..counts }
 }
 
-/// The role of a config: what the rules need besides the counts.
+/// The role of a config, which the rules need besides the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Role {
     /// It is assigned; a last-known-good had contact in its own trial.
     pub assigned: bool,
-    /// It came over the network, so there was a network.
+    /// It was downloaded, so there was a network.
     pub downloaded: bool,
     /// It is also the last-known-good.
     pub last_known_good: bool,
@@ -299,20 +309,20 @@ pub(crate) struct Role {
     pub proven: bool,
 }
 
-/// rule f: contact. Silent for a whole trial of running, or in six trials' time none without a worse node; a running agent then exits,
-/// and the start gives the verdict.
+/// rule f: contact. Silent for a whole trial of running, or on trial for six times that without an end; a
+/// running agent then exits, and the start gives the verdict.
 pub(crate) fn lost_contact(counts: &Counts, patience_ms: u64, terms: Terms, role: Role) -> bool {
     let is_suspected = counts.silent_ms >= patience_ms || has_no_end(counts, terms);
     role.assigned && role.downloaded && !role.last_known_good && is_suspected
 }
 
-/// Moments in which the node was worse than its baseline have begun a trial anew for too long.
+/// Whether moments in which the node was worse than its baseline have restarted the trial for too long.
 pub(crate) fn has_no_end(counts: &Counts, terms: Terms) -> bool {
     let ran_ms = counts.lost_ms.saturating_add(counts.ran_ms);
     counts.lost_ms > 0 && counts.ran_ms < terms.settled_after_ms() && ran_ms >= terms.trial_ends_within_ms()
 }
 
-/// The verdict for a kind, with the reason the condition will show. `before` is the entry there was.
+/// The verdict of this kind, with the reason for the condition. `before` is the earlier entry.
 pub(crate) fn verdict(
     kind: BadKind,
     what: &str,
@@ -336,7 +346,8 @@ pub(crate) fn verdict(
     }
 }
 
-/// The same against a config under which the node got worse, which is no contact: what began under it.
+/// The same if the node's state got worse under the config, which does not count as contact: names the new
+/// conditions.
 pub(crate) fn blaming(verdict: Verdict, worse: Complaints, what: &str, uid: &str) -> Verdict {
     let names = worse.names().join(", ");
     let detail = match names.is_empty() {
@@ -346,7 +357,8 @@ pub(crate) fn blaming(verdict: Verdict, worse: Complaints, what: &str, uid: &str
     Verdict { reason: reason(verdict.kind, true, what, uid), detail, ..verdict }
 }
 
-/// The condition's reason for a verdict; `what` is `current` or `last-known-good`. `is_worse`: the node was, and therefore not heard.
+/// The condition's reason for a verdict; `what` is `current` or `last-known-good`. `is_worse`: the node's
+/// state was worse, so its contact did not count.
 pub(crate) fn reason(kind: BadKind, is_worse: bool, what: &str, uid: &str) -> String {
     match kind {
         BadKind::Contact if is_worse => {
@@ -430,7 +442,7 @@ mod tests {
             after(stalled(&["disk", "renew"])),
             "counted: the watchdog ended it, stalled: disk, renew",
         );
-        // systemd calls some signals success, too
+        // systemd reports some signals as success, too
         check(
             this,
             after(Exit { exit_code: "killed".into(), exit_status: "PIPE".into(), ..exit("success") }),
@@ -442,12 +454,12 @@ mod tests {
 
     #[test]
     fn requested_stop_is_clean_even_if_killed() {
-        // it hung too deep to note that it was asked
+        // it hung too deep to record the request
         check(Some(BOOT), after(exit("timeout")), "none");
         for result in ["success", "timeout", "signal", "exit-code"] {
             check(Some(BOOT), after(Exit { stop_asked: true, ..exit(result) }), "none");
         }
-        // it was asked before it was ready, and did not take its time
+        // the stop was requested before it was ready, and did not time out
         check(Some(BOOT), after(Exit { stop_asked: true, was_ready: false, ..exit("signal") }), "none");
     }
 
@@ -517,7 +529,7 @@ mod tests {
             (3, 3, counted.clone()),
             // it ended before a later run did, and only the later run's end is known
             (3, 4, counted.clone()),
-            // by an agent that did not count, or in a run directory that kept nothing
+            // by an agent that did not count runs, or in a run directory that kept nothing
             (3, 0, counted.clone()),
             (0, 2, counted.clone()),
         ] {
@@ -601,7 +613,7 @@ mod tests {
         check(3600, 0, true);
         check(3001, 599, true);
         check(3000, 599, false);
-        // it has come to its end, and waits for a renewal
+        // the trial is over, and waits for a renewal
         check(3600, 600, false);
         check(0, 5000, false);
         let given = verdict(BadKind::Contact, "current", "u", Timestamp::default(), None);
@@ -617,7 +629,7 @@ mod tests {
         let second = verdict(BadKind::Contact, "current", "u", wall, Some(&first));
         assert_eq!((first.tries, second.tries, second.retry), (1, 2, false));
         let minutes = waits_of(BadKind::Contact, [1, 2, 3, 4, 9, 10, 255]);
-        // a trial, and what its conditions may outlast it
+        // a trial, and the time by which conditions may outlast their cause
         assert_eq!(minutes, [15, 15, 20, 40, 1280, 1440, 1440].map(Some));
         assert_eq!(waits_of(BadKind::Proven, [0, 1, 2, 3, 255]), [10, 10, 20, 40, 1440].map(Some));
         let seconds = waits_of(BadKind::Cuts, [0, 1, 2, 3]);

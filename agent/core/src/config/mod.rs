@@ -1,8 +1,9 @@
 //! The configuration of a node over time: assigned, recorded, judged, started, on trial, reported.
 //!
-//! `source` is what the Node asks for, `records` and `disk` what is durable, `judge` the rules, `start` the decision at start,
-//! `running` the one transition that comes next, `condition` the report, `actor` what core routes to. Always holds: some configuration
-//! runs; a verdict, an assignment and a count are durable before anything rests on them. Leaves the text of a configuration to `kubelet`.
+//! `source` is the Node's request, `records` and `disk` the durable state, `judge` the rules, `start` the
+//! decision at start, `running` the one transition that comes next, `condition` the report, `actor` the part
+//! that core routes to. Always holds: some configuration runs; a verdict, an assignment and a count are
+//! durable before anything relies on them. Leaves the text of a configuration to `kubelet`.
 
 pub(crate) mod actor;
 pub(crate) mod condition;

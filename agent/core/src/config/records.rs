@@ -1,8 +1,10 @@
-//! The records on disk that outlive a process (docs/internals/disk.md, "State on disk"): what each file means, read and written as text.
+//! The records on disk that outlive a process (docs/internals/disk.md, "State on disk"): the meaning of each
+//! file, read and written as text.
 //!
-//! Always holds: absent, unknown and known are three different things. Absent says something (see each record); unknown
-//! says nothing and never means "nothing"; a record of a newer agent is unknown and left alone. Writing is exact: what
-//! was written is read back equal. Leaves to others: when to write (`start`, `running`) and how (`platform`).
+//! Always holds: absent, unknown and known are three different things. Absent has a meaning (see each
+//! record); unknown has none and never means "nothing"; a record of a newer agent is unknown and left alone.
+//! Writing is exact: a written record is read back equal. Leaves to others: when to write (`start`,
+//! `running`) and how (`platform`).
 
 use crate::config::digest::{ConfigId, Digest, Identity};
 use crate::config::source::{Source, is_file_name};
@@ -12,17 +14,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Version of the two records that every agent version shares. An agent that does not know it leaves the record and all
-/// checkpoints alone.
+/// Version of the two records that every agent version shares. An agent that does not know the version leaves
+/// the record and all checkpoints alone.
 const API_VERSION: &str = "kedge.dev/v2";
 
-/// Of records that the first release reads, too: they name no checkpoint, or name it in its form.
+/// Version of records that the first release reads, too: they name no checkpoint, or name it in its form.
 const FIRST_API_VERSION: &str = "kedge.dev/v1";
 
-/// `crashLoopThreshold` is at most 10, so an eleventh startup condemns: there is no twelfth.
+/// `crashLoopThreshold` is at most 10, so an eleventh startup condemns, and a twelfth does not happen.
 pub const STARTUPS: usize = 11;
 
-/// Records in `startups.json`: of what is assigned, of last-known-good, of the one before it, and of local.
+/// Records in `startups.json`: of the assigned config, of last-known-good, of the one before it, and of
+/// local.
 pub const COUNTED_CONFIGS: usize = 4;
 
 /// UIDs in `bad-configs.json`: the file must stay small enough to write on a nearly full disk.
@@ -30,11 +33,11 @@ pub const BAD_UIDS: usize = 32;
 /// Contents per UID there: a ConfigMap edited in place has as many verdicts as edits.
 pub const BAD_CONTENTS: usize = 8;
 
-/// Largest checkpoint written, and so the largest file read: a ConfigMap of 1 MiB (Kubernetes' limit for its data), whole, in
-/// JSON with escapes.
+/// Largest checkpoint written, and so the largest file read: a whole ConfigMap of 1 MiB (Kubernetes' limit
+/// for its data), in JSON with escapes.
 pub const CHECKPOINT_BYTES: usize = 4 * 1024 * 1024;
 
-/// Longest text kept in a record: a reason is for people, and the file has a bound.
+/// Longest text kept in a record: a reason is for people, and the file has a size limit.
 const REASON_BYTES: usize = 512;
 
 /// Longest field and place of a verdict kept: there may be [`BAD_UIDS`] times [`BAD_CONTENTS`].
@@ -43,9 +46,9 @@ const DETAIL_BYTES: usize = 400;
 /// A file of the configuration's state. Paths are relative to `--dynamic-config-dir`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StateFile {
-    /// What is assigned.
+    /// The assigned config.
     Current,
-    /// What we fall back to.
+    /// The config to fall back to.
     LastKnownGood,
     /// Verdicts, per agent version.
     BadConfigs,
@@ -55,7 +58,8 @@ pub enum StateFile {
     Checkpoint(CheckpointName),
 }
 
-/// Which checkpoint: the UID of the object it was made of, and the digest of the payload in it. Both are safe as file names.
+/// The name of a checkpoint: the UID of the object it was made of, and the digest of the payload in it. Both
+/// are safe as file names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CheckpointName {
     uid: String,
@@ -69,14 +73,14 @@ impl CheckpointName {
         (is_file_name(uid) && is_file_name(file)).then(|| Self { uid: uid.into(), file: file.into() })
     }
 
-    /// Where an object with this UID and payload is put.
+    /// The checkpoint for an object with this UID and payload.
     pub fn of(uid: &str, payload: Digest) -> Option<Self> {
         Self::new(uid, &payload.to_string())
     }
 }
 
 impl StateFile {
-    /// Where it lies below `--dynamic-config-dir`; `version` is the agent's.
+    /// Its path below `--dynamic-config-dir`; `version` is the agent's.
     pub fn path(&self, version: &str) -> String {
         match self {
             Self::Current => "current".into(),
@@ -87,7 +91,7 @@ impl StateFile {
         }
     }
 
-    /// Whether the API server has its content: then it is not worth the room that is reserved for the records.
+    /// Whether the API server has its content: then it may not use the room that is reserved for the records.
     pub fn can_be_had_again(&self) -> bool {
         matches!(self, Self::Checkpoint(_))
     }
@@ -96,9 +100,9 @@ impl StateFile {
 /// The outcome of reading a file, before its content is parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Read {
-    /// No such file, and nothing says there was one.
+    /// The file does not exist, and nothing shows that it ever did.
     Absent,
-    /// No such file, but one was set aside under this name earlier: its content is unknown.
+    /// The file does not exist, but one was set aside under this name earlier: its content is unknown.
     SetAside,
     Content(Vec<u8>),
     /// It could not be read; the text says why.
@@ -111,7 +115,7 @@ pub enum Known<T> {
     /// Does not exist.
     Absent,
     Is(T),
-    /// It could not be understood.
+    /// It is unreadable or invalid.
     Unknown {
         why: String,
         /// False for a newer agent's record, which is left alone.
@@ -137,27 +141,27 @@ impl<T> Known<T> {
     }
 }
 
-/// One concrete configuration: where it came from, which content it was, and which file holds it.
+/// One concrete configuration: its origin, its content, and the file with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigRecord {
-    /// As the Node asked for it.
+    /// As the Node requested it.
     pub source: Source,
     /// UID of the ConfigMap.
     pub uid: String,
-    /// Of the ConfigMap when it was assigned; a later one with the same payload is not recorded.
+    /// Of the ConfigMap when it was assigned; a later version with the same payload is not recorded.
     pub resource_version: String,
-    /// The file that holds its payload, perhaps that of another object with the same payload.
+    /// The file with its payload, perhaps of another object with the same payload.
     pub checkpoint: CheckpointName,
     pub digest: Recorded,
 }
 
-/// What the digest in a record is of.
+/// The digest in a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recorded {
     /// The payload.
     Payload(Digest),
-    /// The whole checkpoint: the first release's form. Such a record and its checkpoint stay as they are until another
-    /// config takes its place, so that an upgrade writes nothing and can be taken back.
+    /// The whole checkpoint: the first release's form. Such a record and its checkpoint stay as they are
+    /// until another config replaces them, so that an upgrade writes nothing and can be taken back.
     Whole(Digest),
 }
 
@@ -167,7 +171,7 @@ impl ConfigRecord {
         self.uid == uid && self.resource_version == resource_version
     }
 
-    /// The payload's digest; None in the older form, whose checkpoint says it.
+    /// The payload's digest; `None` in the older form, where only the checkpoint shows it.
     pub(crate) fn payload(&self) -> Option<Digest> {
         match self.digest {
             Recorded::Payload(digest) => Some(digest),
@@ -175,7 +179,7 @@ impl ConfigRecord {
         }
     }
 
-    /// Whether both name one payload, as far as the records say.
+    /// Whether both have the same payload, as far as the records show.
     pub(crate) fn is_same_payload(&self, other: &Self) -> bool {
         match (self.payload(), other.payload()) {
             (Some(ours), Some(theirs)) => ours == theirs,
@@ -200,16 +204,17 @@ impl ConfigRecord {
     }
 }
 
-/// `current`: what is assigned.
+/// `current`: the assignment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Current {
-    /// What is assigned; None means local.
+    /// The assigned config; `None` means local.
     pub assigned: Option<Assigned>,
     /// UID of the Node that assigned it; empty if no Node ever did.
     pub node_uid: String,
-    /// The source that a running agent last read was invalid; the text says why.
+    /// Why the source that a running agent last read was invalid.
     pub invalid_source: Option<String>,
-    /// `kedge config reset` made it local, and no Node was seen since to ask for nothing: last-known-good stays what it is.
+    /// `kedge config reset` made it local, and no Node was seen since that assigns nothing: last-known-good
+    /// stays as it is.
     pub reset: bool,
 }
 
@@ -219,11 +224,11 @@ pub struct Assigned {
     pub config: ConfigRecord,
     /// Wall time of the assignment, for people.
     pub since: Option<Timestamp>,
-    /// False if it came with the image: then it was never fetched, and a lack of contact proves nothing.
+    /// False if it came with the image: then it was never downloaded, and a lack of contact proves nothing.
     pub downloaded: bool,
 }
 
-/// `last-known-good`: what we fall back to.
+/// `last-known-good`: the configs to fall back to.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LastKnownGood {
     /// None means local.
@@ -232,35 +237,37 @@ pub struct LastKnownGood {
     pub previous: Option<ConfigRecord>,
 }
 
-/// Whose counts: those of the local config, or of a payload, whichever object holds it and whatever drop-ins are beside it.
+/// The owner of counts: the local config, or a payload, whichever object has it and whatever drop-ins are
+/// beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RanAs {
     Local,
-    /// A pushed one.
+    /// A pushed config.
     Payload(Digest),
 }
 
 /// `startups.json`: the counts of every config that may run, and whether pods are held.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Startups {
-    /// What ran last; None: not known.
+    /// The config that ran last; `None` if unknown.
     pub last: Option<RanAs>,
-    /// A proven config crashed too often: pods are held. This belongs to the node, and goes with whatever config starts next.
+    /// A proven config crashed too often: pods are held. This belongs to the node, and applies to whatever
+    /// config starts next.
     pub hold: bool,
-    /// How often they were held without a whole trial of running between.
+    /// How often they were held without a whole trial of running in between.
     pub held: u8,
-    /// What was wrong with the node when the config on trial was adopted: a config is not blamed for that.
+    /// The node's faults when the config on trial was adopted: they do not count against the config.
     pub baseline: Complaints,
     /// At most [`COUNTED_CONFIGS`].
     pub records: SortedMap<RanAs, Counts>,
-    /// As earlier releases wrote it: counts of the one config that ran, by its content id. A start finds out whose they are; they
-    /// are not written again.
+    /// In earlier releases' form: counts of the one config that ran, by its content id. A start finds the
+    /// config that they belong to; they are not written again.
     pub older: Option<Counts>,
 }
 
 impl Startups {
-    /// The counts of a config that starts next, with these drop-ins. Other drop-ins are a fresh trial, and a config that did not
-    /// run last begins its time anew: what was counted against it stays.
+    /// The counts of a config that starts next, with these drop-ins. Other drop-ins mean a fresh trial, and a
+    /// config that did not run last restarts its running time: its other counts stay.
     pub(crate) fn of_next(&self, ran_as: RanAs, id: ConfigId) -> Counts {
         let mut counts = self.records.get(&ran_as).cloned().unwrap_or_default();
         if counts.id != Some(id) {
@@ -272,7 +279,7 @@ impl Startups {
         counts
     }
 
-    /// Whether this config never ran since it was assigned, or was allowed to be tried again.
+    /// Whether this config never ran since it was assigned, or since it may be tried again.
     pub(crate) fn is_new(&self, ran_as: RanAs) -> bool {
         self.records.get(&ran_as).is_none_or(|counts| counts.is_empty() && counts.run == 0)
     }
@@ -282,7 +289,7 @@ impl Startups {
         self.records.get(&ran_as).is_some_and(|counts| !counts.is_empty())
     }
 
-    /// These are the counts of this config. The bound holds even of a list that somebody else wrote.
+    /// Sets the counts of this config. The limit holds even for a list that somebody else wrote.
     pub(crate) fn set(&mut self, ran_as: RanAs, counts: Counts) {
         self.records.insert(ran_as, counts);
         let last = self.last;
@@ -301,7 +308,7 @@ impl Startups {
         self.set(ran_as, Counts { open: open.0, run: open.1, ..counts });
     }
 
-    /// What ran ended cleanly.
+    /// The running config ended cleanly.
     pub(crate) fn close(&mut self) {
         self.records.values_mut().for_each(|counts| counts.open = None);
     }
@@ -312,7 +319,7 @@ impl Startups {
         self
     }
 
-    /// Nothing is counted against this config any more: it is tried again. What it said about its trial stays.
+    /// Drops everything that counts against this config: it is tried again. The terms of its trial stay.
     pub(crate) fn forgive(&mut self, ran_as: RanAs) {
         if let Some(counts) = self.records.get_mut(&ran_as) {
             let Counts { id, threshold, trial_ms, .. } = *counts;
@@ -320,7 +327,8 @@ impl Startups {
         }
     }
 
-    /// Without what is counted against these payloads; None if that changes nothing. What ran last is left alone.
+    /// The same without the counts against these payloads; `None` if that changes nothing. The config that
+    /// ran last is left alone.
     pub fn without(&self, payloads: &[Digest]) -> Option<Self> {
         let mut emptied = self.clone();
         for ran_as in payloads.iter().map(|payload| RanAs::Payload(*payload)) {
@@ -331,7 +339,7 @@ impl Startups {
         (emptied != *self).then_some(emptied)
     }
 
-    /// The counts in the form of earlier releases belong to this content.
+    /// Assigns the counts in the form of earlier releases to this content.
     pub(crate) fn take_over(&mut self, is: &Identity) {
         if let Some(counts) = self.older.take_if(|counts| counts.id.is_some_and(|id| is.is_called(id))) {
             let ran_as = RanAs::Payload(is.payload);
@@ -341,7 +349,7 @@ impl Startups {
     }
 }
 
-/// What the agent itself finds wrong with its node, as far as it speaks against a config on trial: a set.
+/// The faults of its node that the agent itself sees, as far as they count against a config on trial: a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Complaints(u8);
 
@@ -350,26 +358,26 @@ impl Complaints {
     const BITS: [u8; 4] = [1, 2, 4, 8];
     const NAMES: [&str; 4] = ["MemoryPressure", "DiskPressure", "PIDPressure", "NotReady"];
 
-    /// Those that are so.
+    /// The faults that are present.
     #[must_use]
     pub fn of(are: [bool; 4]) -> Self {
         let bits = are.iter().zip(Self::BITS).filter(|(is, _)| **is).map(|(_, bit)| bit);
         Self(bits.fold(0, |all, bit| all | bit))
     }
 
-    /// Those that are not in the other set.
+    /// Those that the other set lacks.
     #[must_use]
     pub fn beyond(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Those of both.
+    /// Those of both sets.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Nothing is wrong.
+    /// Whether there are no faults.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
@@ -390,7 +398,7 @@ impl Serialize for Complaints {
 }
 
 impl<'de> Deserialize<'de> for Complaints {
-    /// What a later release adds says nothing to this one.
+    /// Names that a later release adds are ignored.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let names = Vec::<String>::deserialize(deserializer)?;
         Ok(Self::of(Self::NAMES.map(|known| names.iter().any(|name| name == known))))
@@ -400,36 +408,36 @@ impl<'de> Deserialize<'de> for Complaints {
 /// The counts of one config.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// With which drop-ins it ran last.
+    /// The drop-ins with which it ran last.
     pub id: Option<ConfigId>,
     /// Running time since the last counted startup, up to the end of the trial.
     pub ran_ms: u64,
-    /// It had contact with an API server: an accepted renewal or status.
+    /// Whether it had contact with an API server: an accepted renewal or status.
     pub contact: bool,
-    /// Running time since then, or since it began, as last saved.
+    /// Running time since then, or since the config began, as last saved.
     pub silent_ms: u64,
-    /// The longest such silence while a suspected config waits for it.
+    /// The longest such silence while a suspected config waits to be tried again.
     pub worst_silence_ms: u64,
-    /// Running time of its trial that moments took back in which the node was worse than its baseline.
+    /// Running time of its trial that was lost to moments in which the node was worse than its baseline.
     pub lost_ms: u64,
-    /// Of what kind the last of them were, as long as it had no contact since.
+    /// The faults of the last such moments, as long as it had no contact since.
     pub worse: Complaints,
     /// Counted startups since it last ran for a whole trial, by wall time.
     pub startups: heapless::Vec<Timestamp, STARTUPS>,
     /// Power cuts since the last save of `ran_ms`.
     pub cuts: u32,
-    /// Boot id of the run that has not ended cleanly; None after a clean end.
+    /// Boot id of the run that has not ended cleanly; `None` after a clean end.
     pub open: Option<String>,
-    /// Which of that boot's runs opened it, counted from 1; 0: not counted.
+    /// The number of the run in that boot that opened it, counted from 1; 0 if not counted.
     pub run: u64,
-    /// `crashLoopThreshold` of the config, as last parsed; None before it ever was.
+    /// `crashLoopThreshold` of the config, as last parsed; `None` if it was never parsed.
     pub threshold: Option<u8>,
     /// `configTrialDuration` of the config in ms, as last parsed.
     pub trial_ms: Option<u64>,
 }
 
 impl Counts {
-    /// The same without what leads to a verdict under rule f.
+    /// The same without the counts that lead to a verdict under rule f.
     pub(crate) fn unsuspected(self) -> Self {
         Self { silent_ms: 0, lost_ms: 0, worse: Complaints::default(), ..self }
     }
@@ -453,7 +461,7 @@ pub enum BadKind {
     CrashLoop,
     /// Too many power cuts in its trial.
     Cuts,
-    /// No contact with the API server for a whole trial: a suspicion, for the network may have been away.
+    /// No contact with the API server for a whole trial: a suspicion, because the network may have been away.
     Contact,
     /// It crashed too often although it is proven: set aside for a while, never banned.
     Proven,
@@ -462,7 +470,7 @@ pub enum BadKind {
 }
 
 impl BadKind {
-    /// Whether it is about what a config says; all others are about what it does.
+    /// Whether it is about a config's text; all others are about its behaviour.
     pub(crate) fn is_of_text(self) -> bool {
         matches!(self, Self::Parse | Self::Validate)
     }
@@ -473,14 +481,14 @@ impl BadKind {
 pub struct Verdict {
     /// Wall time, for people.
     pub time: Timestamp,
-    /// As the condition says it.
+    /// The condition's reason.
     pub reason: String,
     /// The rule it failed.
     pub kind: BadKind,
     /// Field and place, if it does not parse or validate: the first problem, and how many more there are.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
-    /// Which config it was given against: object and key, for people. Empty in what earlier releases wrote.
+    /// The config it was given against: object and key, for people. Empty in the records of earlier releases.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub source: String,
     /// How often it was given for the same kind, if that is tried again after a wait.
@@ -489,20 +497,21 @@ pub struct Verdict {
     /// It may be tried once more.
     #[serde(default)]
     pub retry: bool,
-    /// How long it may be silent then: longer than the outage that its fallback went through.
+    /// How long the config may be silent then: longer than the outage that its fallback had.
     #[serde(default, skip_serializing_if = "is_default")]
     pub patience_ms: u64,
-    /// Counts the verdicts of a list: the lowest is the oldest, whatever the clock said. 0 in what earlier releases wrote.
+    /// Number of the verdict in its list: the lowest is the oldest, whatever the clock was. 0 in the records
+    /// of earlier releases.
     #[serde(default, skip_serializing_if = "is_default")]
     pub order: u64,
-    /// What it is about; None in what earlier releases wrote, until a start finds its content.
+    /// The payload; `None` in the records of earlier releases, until a start finds its content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload: Option<Digest>,
 }
 
 impl Verdict {
-    /// Whether it is about this content, which has its verdicts under `id`. What a config says is judged together with the
-    /// drop-ins; what it does, whatever they are.
+    /// Whether it is about this content, which has its verdicts under `id`. A config's text is judged
+    /// together with the drop-ins; its behaviour, whatever they are.
     fn is_about(&self, id: ConfigId, is: &Identity) -> bool {
         match self.kind {
             BadKind::Parse | BadKind::Validate => id == is.id,
@@ -511,17 +520,17 @@ impl Verdict {
     }
 }
 
-/// Everything known against one ConfigMap.
+/// All verdicts on one ConfigMap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct BadConfigMap {
     time: Timestamp,
     reason: String,
-    /// None: every content of the UID is bad (the proposal's form, written by hand).
+    /// `None` if every content of the UID is bad (the proposal's form, written by hand).
     contents: Option<SortedMap<ConfigId, Verdict>>,
 }
 
 impl BadConfigMap {
-    /// The order of its newest verdict; 0 of an entry without contents.
+    /// The number of its newest verdict; 0 for an entry without contents.
     fn newest(&self) -> u64 {
         self.contents
             .iter()
@@ -532,17 +541,18 @@ impl BadConfigMap {
     }
 }
 
-/// `bad-configs.json`: what is not tried again until its entry is removed.
+/// `bad-configs.json`: the configs that are not tried again until their entry is removed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BadConfigs {
     by_uid: SortedMap<String, BadConfigMap>,
-    /// An earlier list could not be read while this payload was assigned: it may have been in it.
+    /// An earlier list could not be read while this payload was assigned: the list may have had it.
     pub doubted: Option<Digest>,
-    /// What the Node asks to forgive, once it is noted: it is obeyed at most once, however long the Node goes on asking.
+    /// The Node's request to forgive, once it is recorded: it is obeyed at most once, however long it stays
+    /// on the Node.
     pub forgiven: Option<Asked>,
 }
 
-/// A request on the Node, noted.
+/// A recorded request on the Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
     /// Wall time of the note, for people.
@@ -551,13 +561,14 @@ pub struct Asked {
     pub text: String,
 }
 
-/// Under which names these two stand beside the UIDs: the first as a text, the other as an entry without verdicts, as which agents that
-/// do not know it read it.
+/// The names of these two beside the UIDs: the first is a text, the other an entry without verdicts, and
+/// agents that do not know it read it as such.
 const DOUBTED: &str = "unknown";
 const FORGIVEN: &str = "forgiven";
 
 impl BadConfigs {
-    /// The verdict on one content: what it says first, then what it does. An entry without contents bans all of its UID.
+    /// The verdict on one content: on its text first, then on its behaviour. An entry without contents bans
+    /// all of its UID.
     pub fn verdict(&self, uid: &str, is: Option<&Identity>) -> Option<Verdict> {
         let entry = self.by_uid.get(uid)?;
         let Some(contents) = &entry.contents else {
@@ -579,8 +590,8 @@ impl BadConfigs {
         about.map(|(_, verdict)| verdict).max_by_key(|verdict| verdict.kind.is_of_text()).cloned()
     }
 
-    /// Records a verdict in the place of an earlier one of its sort; keeps the bounds by dropping the oldest, never what is in use:
-    /// `keep` has the UIDs and payloads of that.
+    /// Records a verdict in place of an earlier one of its kind; keeps the limits by dropping the oldest,
+    /// never one in use: `keep` has the UIDs and payloads in use.
     pub fn mark(&mut self, uid: &str, is: &Identity, verdict: Verdict, keep: &[(String, Option<Digest>)]) {
         let (reason, detail) = (shortened(&verdict.reason), shortened_detail(&verdict.detail));
         let newest = self.by_uid.values().map(BadConfigMap::newest).max().unwrap_or_default();
@@ -607,7 +618,7 @@ impl BadConfigs {
                     keep.iter().any(payload)
                 };
                 let old = contents.iter().filter(|(other, _)| **other != is.id);
-                // eight verdicts of text on what is in use: the oldest of them has to go
+                // eight verdicts on the text of a config in use: the oldest of them must be dropped
                 let oldest = old.min_by_key(|(_, verdict)| (is_used(verdict), verdict.order));
                 let Some(oldest) = oldest.map(|(other, _)| *other) else { break };
                 contents.remove(&oldest);
@@ -625,7 +636,8 @@ impl BadConfigs {
         }
     }
 
-    /// What earlier releases recorded about this content belongs to it under its present id, and to its payload.
+    /// Moves the verdicts that earlier releases recorded about this content to its present id, and its
+    /// payload.
     pub(crate) fn take_over(&mut self, uid: &str, is: &Identity) {
         let Some(contents) = self.by_uid.get_mut(uid).and_then(|entry| entry.contents.as_mut()) else {
             return;
@@ -638,7 +650,7 @@ impl BadConfigs {
         }
     }
 
-    /// Removes what is known of what a config does; says whether there was anything.
+    /// Removes the verdicts on a config's behaviour; returns whether there were any.
     pub(crate) fn clear(&mut self, uid: &str, is: &Identity) -> bool {
         let Some(entry) = self.by_uid.get_mut(uid) else { return false };
         let Some(contents) = &mut entry.contents else { return false };
@@ -651,23 +663,23 @@ impl BadConfigs {
         removed
     }
 
-    /// Removes everything about a UID (`kedge config forgive`); says whether there was anything.
+    /// Removes all verdicts on a UID (`kedge config forgive`); returns whether there were any.
     pub fn forgive(&mut self, uid: &str) -> bool {
         self.by_uid.remove(uid).is_some()
     }
 
-    /// The payloads that verdicts on this UID are about, as far as they say so.
+    /// The payloads of the verdicts on this UID, as far as they are recorded.
     pub fn payloads(&self, uid: &str) -> Vec<Digest> {
         let contents = self.by_uid.get(uid).and_then(|entry| entry.contents.as_ref());
         contents.into_iter().flat_map(SortedMap::values).filter_map(|verdict| verdict.payload).collect()
     }
 
-    /// The same list, which doubts this payload, or none.
+    /// The same list, doubting this payload, or none.
     pub(crate) fn doubting(self, doubted: Option<Digest>) -> Self {
         Self { doubted, ..self }
     }
 
-    /// There are no verdicts.
+    /// Whether the list has no verdicts.
     pub fn is_empty(&self) -> bool {
         self.by_uid.is_empty()
     }
@@ -677,7 +689,8 @@ impl BadConfigs {
         self.by_uid.iter().map(|(uid, entry)| (uid.as_str(), entry.time, entry.reason.as_str()))
     }
 
-    /// Every verdict with its UID, oldest first, for people. An entry without contents is one that a person wrote.
+    /// Every verdict with its UID, oldest first, for people. An entry without contents was written by a
+    /// person.
     pub fn verdicts(&self) -> Vec<(&str, Verdict)> {
         let of_entry = |(uid, entry): (&'_ String, &'_ BadConfigMap)| match &entry.contents {
             Some(contents) => contents.values().cloned().collect(),
@@ -723,7 +736,8 @@ struct RecordJson {
     uid: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     resource_version: String,
-    /// UID of the directory that holds its checkpoint, or the whole name if that is not the digest; absent in the older form.
+    /// UID of the directory of its checkpoint, or the whole name if that differs from the digest; absent in
+    /// the older form.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     checkpoint: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -736,7 +750,7 @@ struct RecordJson {
     downloaded: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     invalid_source: Option<String>,
-    /// Agents that do not know this or what follows ignore it.
+    /// Agents that do not know this field or the next ones ignore them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     reset: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -829,7 +843,7 @@ fn shared_record<T>(read: &Read, local: T, of: impl FnOnce(RecordJson) -> Result
         Err(error) => return Known::Unknown { why: format!("not JSON: {error}"), set_aside: true },
     };
     match json.get("apiVersion").and_then(Value::as_str) {
-        // the proposal's files have no version; ours from the image builder may leave it out too
+        // the proposal's files have no version; files of the image builder may leave it out too
         None | Some(API_VERSION | FIRST_API_VERSION) => {}
         Some(newer) => {
             let why = format!("written by another agent ({})", excerpt(newer).escape_debug());
@@ -848,7 +862,7 @@ impl Current {
         Self { assigned: None, node_uid: node_uid.into(), invalid_source: None, reset: false }
     }
 
-    /// Nothing assigned until a Node that asks for something is seen.
+    /// Nothing assigned until a Node is seen that assigns something.
     pub fn reset(node_uid: &str) -> Self {
         Self { reset: true, ..Self::local(node_uid) }
     }
@@ -1000,7 +1014,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// A record of one agent version: there are no newer forms to leave alone.
+/// Reads a record of one agent version: there are no newer forms to leave alone.
 fn own_record<T>(read: &Read, of: impl FnOnce(&[u8]) -> Result<T, String>) -> Known<T> {
     match read {
         Read::Absent => Known::Absent,
@@ -1014,7 +1028,7 @@ fn own_record<T>(read: &Read, of: impl FnOnce(&[u8]) -> Result<T, String>) -> Kn
     }
 }
 
-/// Whether these counts have the form of earlier releases: those of one config.
+/// Whether these counts have earlier releases' form: those of one config.
 fn is_older(json: &Value) -> bool {
     json.get("records").is_none() && json.get("id").is_some()
 }
@@ -1028,7 +1042,7 @@ impl Startups {
         })
     }
 
-    /// Whether an earlier release wrote it, which renamed a list of bad configs that it could not read.
+    /// Whether a release wrote it that renamed unreadable lists of bad configs.
     pub(crate) fn is_older(read: &Read) -> bool {
         match read {
             Read::Content(bytes) => serde_json::from_slice(bytes).is_ok_and(|json| is_older(&json)),
@@ -1099,8 +1113,8 @@ struct BadConfigMapJson {
 }
 
 impl BadConfigs {
-    /// Reads `bad-configs.json`; one that is absent bans nothing. One that is set aside stays in its place until it is replaced, so
-    /// one that is not there was removed by somebody.
+    /// Reads `bad-configs.json`; an absent one bans nothing. A list that is set aside keeps its name until it
+    /// is replaced, so an absent one was removed by somebody.
     pub fn read(read: &Read) -> Known<Self> {
         if *read == Read::SetAside {
             return Known::Absent;
@@ -1161,7 +1175,7 @@ impl BadConfigs {
             let contents = Some(SortedMap::new());
             (FORGIVEN, value(BadConfigMapJson { time: *time, reason: text.clone(), contents }))
         });
-        // the verdicts on an object with such a UID would come last, and count
+        // the verdicts on an object with such a UID would come last, and win
         let json: SortedMap<&str, Value> = doubted.into_iter().chain(forgiven).chain(entries).collect();
         let mut text = serde_json::to_vec_pretty(&json).expect("records are maps with string keys");
         text.push(b'\n');
@@ -1170,7 +1184,8 @@ impl BadConfigs {
 }
 
 impl BadConfigMapJson {
-    /// None if it has no verdict in it: those of kind `unknown` say that others were lost, and must ban nothing for good.
+    /// `None` if it has no verdict: those of kind `unknown` mean that others were lost, and must not ban
+    /// anything for good.
     fn checked(self) -> Result<Option<BadConfigMap>, String> {
         let id = |text: &str| {
             ConfigId::parse(text).ok_or_else(|| format!("content {:.70?} is not 64 hex digits", text))
@@ -1211,7 +1226,7 @@ mod tests {
         }
     }
 
-    /// As the first release wrote it.
+    /// In the first release's form.
     fn older() -> ConfigRecord {
         let checkpoint = CheckpointName::new("u-1", "7").expect("file names");
         ConfigRecord { checkpoint, digest: Recorded::Whole(Digest::of(b"{}")), ..record() }
@@ -1260,7 +1275,7 @@ mod tests {
         RanAs::Payload(Digest::of(text.as_bytes()))
     }
 
-    /// Of a payload that ran last and crashed once, and of local.
+    /// Counts of a payload that ran last and crashed once, and of local.
     fn startups() -> Startups {
         let mut counts = Counts {
             id: Some(ConfigId::of(b"p", b"")),
@@ -1326,7 +1341,7 @@ mod tests {
         assert!(Startups::read(&content(json.to_string().as_bytes())).unknown().is_some());
     }
 
-    /// Written by earlier releases: the counts of one config under its content id.
+    /// Earlier releases wrote the counts of one config under its content id.
     #[test]
     fn older_startups_belong_to_the_content_with_that_id() {
         let older = |id: &str| {
@@ -1354,7 +1369,8 @@ mod tests {
         assert_eq!((local.last, local.records[&RanAs::Local].cuts), (Some(RanAs::Local), 1));
     }
 
-    /// The first release reads v1 alone, and takes the uid and resourceVersion in it for the name of the checkpoint.
+    /// The first release reads v1 alone, and takes its uid and resourceVersion for the name of the
+    /// checkpoint.
     #[test]
     fn record_has_the_version_of_the_release_that_can_read_it() {
         let good = |config: Option<ConfigRecord>| LastKnownGood { config, previous: Some(record()) };
@@ -1364,7 +1380,7 @@ mod tests {
         };
         assert_eq!([None, Some(older())].map(version), ["kedge.dev/v1"; 2]);
         assert_eq!([record(), elsewhere("u-1", "7")].map(|new| version(Some(new))), ["kedge.dev/v2"; 2]);
-        // what was written between the two, in the present form
+        // records written between the two releases, in the present form
         let text = String::from_utf8(last_known_good_bytes(&good(Some(record())))).expect("JSON");
         let v1 = content(text.replace("kedge.dev/v2", "kedge.dev/v1").as_bytes());
         assert_eq!(read_last_known_good(&v1), Known::Is(good(Some(record()))));
@@ -1514,7 +1530,7 @@ mod tests {
 
     #[test]
     fn entry_without_contents_bans_the_whole_uid() {
-        // a person need not write a time, which is for people
+        // a person may leave out a time, which is for people
         for time in ["", r#""time": "2026-11-21T01:00:00Z", "#] {
             let text = format!(r#"{{"u-1": {{{time}"reason": "by hand"}}}}"#);
             let Known::Is(bad) = BadConfigs::read(&content(text.as_bytes())) else {
@@ -1615,7 +1631,7 @@ mod tests {
         }
         let known = |wanted: &str| bad.entries().any(|(uid, ..)| uid == wanted);
         assert_eq!(["u-0", "u-1", "u-2", "u-33"].map(known), [false, false, true, true]);
-        // a verdict that is given again is the newest
+        // a verdict that is given again becomes the newest
         bad.mark("u-2", &of(2), verdict(0), &[]);
         bad.mark("late", &of(99), verdict(0), &[]);
         let known = |wanted: &str| bad.entries().any(|(uid, ..)| uid == wanted);

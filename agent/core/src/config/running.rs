@@ -1,10 +1,11 @@
-//! The configuration of a running agent: compares the source with the records and with what runs, and makes the one
-//! transition that is due (RULES.md, "Sources" and "Durable writes").
+//! The configuration of a running agent: compares the source with the records and with the running config,
+//! and makes the one transition that is due (RULES.md, "Sources" and "Durable writes").
 //!
-//! Level-triggered: an event only changes what is known, and then `next` compares. One transition is under way at a time, as
-//! a program of durable writes; what the agent believes about its disk changes when it ends. Always holds: the source
-//! is compared with `current`, never with what runs (else a rolled back node would restart for ever); a download is never
-//! parsed here; a failed write changes nothing but the time of the next try.
+//! Level-triggered: an event only changes the known facts, and then `next` compares. One transition is under
+//! way at a time, as a program of durable writes; the agent's picture of its disk changes when it ends.
+//! Always holds: the source is compared with `current`, never with the running config (otherwise a rolled
+//! back node would restart for ever); a download is never parsed here; a failed write changes nothing but the
+//! time of the next try.
 
 use crate::answer::Now;
 use crate::config::digest::Identity;
@@ -25,13 +26,16 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// After a failed write the next try waits this long: the disk is likely full, and a full disk is not freed by asking.
+/// After a failed write the next try waits this long: the disk is likely full, and trying sooner does not
+/// free it.
 const RETRY_WRITE: Duration = Duration::from_secs(60);
 
-/// UIDs that wait to be forgiven: each is a request by a person at the node, and a stalled disk must not let them pile up.
+/// UIDs that wait to be forgiven: each is a request by a person at the node, and a hung disk must not let
+/// them pile up.
 const WAITING_TO_BE_FORGIVEN: usize = 8;
 
-/// Longest annotation that asks to forgive: a UID of 64 bytes, and as much again to tell one request from another.
+/// Longest annotation with a request to forgive: a UID of 64 bytes, and as much again to distinguish one
+/// request from another.
 const LONGEST_ASKED_BYTES: usize = 128;
 
 /// The ConfigMap that the source names, as last read.
@@ -43,18 +47,19 @@ pub(crate) enum Object {
     Missing,
     /// It could not be read; the reason.
     Unreadable(String),
-    /// It has this UID and resourceVersion; its content was not read, for it is on disk.
+    /// It has this UID and resourceVersion; its content was not read, because it is on disk.
     Unchanged {
         uid: String,
         resource_version: String,
     },
     Here(Rc<Value>),
-    /// It has this UID and resourceVersion, and the records agree with it. Its content, perhaps a mebibyte, was not kept.
+    /// It has this UID and resourceVersion, and the records agree with it. Its content, perhaps a mebibyte,
+    /// was dropped.
     Compared {
         uid: String,
         resource_version: String,
     },
-    /// It has this UID and resourceVersion, and cannot be assigned; why. Its content was not kept, either.
+    /// It has this UID and resourceVersion, and cannot be assigned; why. Its content was dropped, too.
     Refused {
         uid: String,
         resource_version: String,
@@ -63,10 +68,11 @@ pub(crate) enum Object {
 }
 
 impl Object {
-    /// Whether `other` adds nothing to what is known of this version of the object.
+    /// Whether `other` adds nothing to the facts about this version of the object.
     fn is(&self, other: &Self) -> bool {
         match self {
-            // one that is refused is read anew if its content comes again: it may have come damaged
+            // a refused object is compared again if its content arrives again: the first may have arrived
+            // damaged
             Self::Here(_) | Self::Refused { .. } => {
                 matches!(other, Self::Unchanged { .. }) && self.version() == other.version()
             }
@@ -89,7 +95,7 @@ impl Object {
         }
     }
 
-    /// It stays as it is, and so does the problem: its content is not needed any more.
+    /// The problem lasts as long as this version of the object: its content is not needed any more.
     fn refused(&self, problem: SyncProblem) -> Self {
         let (uid, resource_version) = self.version().unwrap_or_default();
         Self::Refused { uid: uid.to_owned(), resource_version: resource_version.to_owned(), problem }
@@ -101,12 +107,12 @@ impl Object {
 pub(crate) enum SyncProblem {
     /// The source is invalid.
     Invalid(String),
-    /// Anything else between the source and a durable assignment.
+    /// Any other failure between the source and a durable assignment.
     Failed(String),
 }
 
 impl SyncProblem {
-    /// Much of it may be a stranger's text, and every watcher of Nodes gets the condition.
+    /// Much of it may be a client's text, and every watcher of Nodes gets the condition.
     fn shortened(self) -> Self {
         match self {
             Self::Invalid(why) => Self::Invalid(shortened(&why)),
@@ -133,7 +139,7 @@ struct Emptied {
 /// The transitions that a running agent makes (RULES.md, "Durable writes").
 #[derive(Debug, Clone, PartialEq)]
 enum Transition {
-    /// Adopts a config with this verdict while the one runs that the start would choose.
+    /// Adopts a config with this verdict while the config runs that a start would choose.
     AdoptBad {
         checkpoint: Option<Vec<u8>>,
         current: Current,
@@ -180,7 +186,7 @@ enum Transition {
         bad: BadConfigs,
         emptied: Emptied,
     },
-    /// Notes what the Node asks to forgive, or asks no more: that changes nothing else.
+    /// Records the Node's request to forgive, or that it was withdrawn, without another effect.
     NoteAsked {
         bad: BadConfigs,
     },
@@ -192,12 +198,12 @@ enum Transition {
     CleanExit {
         why: String,
         closed: Option<Startups>,
-        /// And the counts without those that led to it.
+        /// With the counts without those that led to the verdict.
         verdict: Option<(BadConfigs, Option<Startups>)>,
     },
 }
 
-/// Names of the transitions, for the log and for counting what a simulation reached.
+/// Names of the transitions, for the log and for counting those that a simulation reached.
 impl Transition {
     fn name(&self) -> &'static str {
         match self {
@@ -216,7 +222,7 @@ impl Transition {
         }
     }
 
-    /// Whether nothing else comes after it.
+    /// Whether the run ends after it.
     fn exits(&self) -> bool {
         matches!(
             self,
@@ -235,20 +241,20 @@ impl Transition {
 pub(crate) enum Next {
     /// Perform this step and report its outcome.
     Step(Step),
-    /// Exit with code 0: everything that must survive is written.
+    /// Exit with code 0: everything that the next start needs is written.
     Exit(String),
 }
 
 /// Outcome of `kedge config forgive UID`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forgiveness {
-    /// They are removed as soon as the disk takes it.
+    /// They are removed as soon as the disk accepts the write.
     Taken,
     /// There are no verdicts on it.
     NothingKnown,
-    /// Eight others wait for the disk: this one is dropped, and can be asked for again.
+    /// Eight others wait for the disk: this one is dropped, and can be requested again.
     TooMany,
-    /// The agent is about to exit: dropped, and can be asked of the next run.
+    /// The agent is about to exit: dropped, and can be requested from the next run.
     Exiting,
     /// Dynamic configuration is off: the records are left alone.
     SwitchedOff,
@@ -276,17 +282,17 @@ pub(crate) struct Notice {
     pub(crate) message: String,
 }
 
-/// For how long pods are held.
+/// How long pods are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hold {
     /// Running time since the last counted startup.
     length: Duration,
-    /// And until what is on trial is last-known-good.
+    /// And until the config on trial is last-known-good.
     awaits_promotion: bool,
 }
 
 impl Hold {
-    /// Of the condition: it does not count down, for each other text is a write to the API server.
+    /// The condition's text: it does not count down, because each other text is a write to the API server.
     pub(crate) fn message(&self) -> String {
         let promotion = if self.awaits_promotion { " and its configuration is last-known-good" } else { "" };
         format!(
@@ -302,7 +308,7 @@ struct Waiting {
     uid: String,
     is: Identity,
     verdict: Verdict,
-    /// How long what runs must run well before.
+    /// How long the running config must run well before that.
     wait_ms: u64,
 }
 
@@ -322,41 +328,41 @@ pub(crate) struct Configuration {
     facts: Facts,
     disk: Disk,
     in_use: InUse,
-    /// The counts of all configs, of what runs as last saved, whether or not they could be recorded.
+    /// The counts of all configs, recorded or not; those of the running config as last saved.
     startups: Startups,
     /// When this run began, in monotonic time.
     run_began: Duration,
-    /// Since when running time is counted: since then, or since pods were held no more.
+    /// When running time began to count: at the start of the run, or when pods were released.
     counted_since: Duration,
     /// Running time of the config at the last save of progress.
     saved_ran_ms: u64,
     /// When an API server last accepted a renewal or a status, or when this run began.
     silent_since: Duration,
-    /// What is wrong with the node as of the last look at it; None before the first.
+    /// The node's faults at the last look; `None` before the first.
     complaints: Option<Complaints>,
-    /// All thresholds of the config in use were looked at.
+    /// Whether all thresholds of the config in use were checked.
     has_looked: bool,
-    /// What is worse under the config on trial than its baseline, as last reported.
+    /// The faults under the config on trial beyond its baseline, as last reported.
     reported_worse: Complaints,
-    /// While what runs is not proven: what the last-known-good would do to pods.
+    /// While the running config is not proven: the last-known-good's limits for pods.
     floor: Option<Floor>,
     assigned: Option<Identity>,
     last_known_good: Option<Identity>,
     previous: Option<Identity>,
     standing: Standing,
     node_uid: String,
-    /// The Node that asked for something, valid or not, since this agent runs.
+    /// The Node that requested something, valid or not, since this agent runs.
     asked_by: String,
-    /// Where an operator writes what the Node asks for.
+    /// Where an operator writes the Node's request.
     place: &'static str,
-    /// What the Node asks for, as last read.
+    /// The Node's request, as last read.
     requested: Option<RequestedSource>,
     /// The ConfigMap that it names.
     object: Object,
     /// The object changed, or its checkpoint was lost: it must be read whole.
     must_read: bool,
     sync: Option<SyncProblem>,
-    /// Why the exit that all is written for cannot be made.
+    /// Why the exit, for which everything is written, cannot happen.
     held_up: Option<String>,
     /// The pinned ConfigMap was edited: not followed, but reported.
     edited: Option<String>,
@@ -364,19 +370,21 @@ pub(crate) struct Configuration {
     unnamed: Option<CheckpointName>,
     /// A transition left a checkpoint that no record names.
     must_sweep: bool,
-    /// An edit of the list of bad configs that came while a transition was under way.
+    /// An edit of the list of bad configs during a transition.
     edited_bad: Option<Known<BadConfigs>>,
     stop: Option<String>,
     forgive: Vec<String>,
-    /// What the Node asks to forgive: a UID, and perhaps more words; None before a Node was read.
+    /// The Node's request to forgive: a UID, and perhaps more words; `None` before a Node was read.
     asked_to_forgive: Option<String>,
-    /// The last such request that was obeyed or noted, whatever has become of the list since; None: nothing is known of any.
+    /// The last such request that was obeyed or recorded, whatever has happened to the list since; `None` if
+    /// none is known.
     heard_of: Option<String>,
-    /// This run's start found no list: an agent of another version may have obeyed what the Node asks for, and noted it in its own.
+    /// This run's start found no list: an agent of another version may have obeyed the Node's request, and
+    /// recorded it in its own.
     began_list: bool,
     reset: bool,
     job: Option<Job>,
-    /// The end of the previous run proved something that is not on disk yet.
+    /// The end of the previous run has a consequence that is not on disk yet.
     evidence_unrecorded: bool,
     /// The last transition ended at a write that failed.
     write_failed: bool,
@@ -385,7 +393,8 @@ pub(crate) struct Configuration {
     notices: Vec<Notice>,
 }
 
-/// What condition and report are composed from: the records, the config in use, and what it is to the one that should run.
+/// The parts that condition and report are composed from: the records, the config in use, and its relation to
+/// the one that should run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct View<'a> {
     pub(crate) facts: &'a Facts,
@@ -393,7 +402,7 @@ pub(crate) struct View<'a> {
     pub(crate) in_use: &'a InUse,
     pub(crate) standing: &'a Standing,
     pub(crate) sync: Option<&'a SyncProblem>,
-    /// Why the exit that comes next cannot be made.
+    /// Why the exit that comes next cannot happen.
     pub(crate) held_up: Option<&'a str>,
     pub(crate) edited: Option<&'a str>,
     /// resourceVersion of the assigned object as last read, if its payload is the recorded one.
@@ -443,7 +452,8 @@ impl Configuration {
             job: None,
             evidence_unrecorded: started.evidence_unrecorded,
             write_failed: false,
-            // a disk that refused a moment ago is not tried again at once, or each start would lead to the next
+            // a disk that refused a moment ago is not tried again at once, or each start would lead to the
+            // next
             not_before: if disk_refused { now.mono.saturating_add(RETRY_WRITE) } else { now.mono },
             notices: Vec::new(),
         }
@@ -465,7 +475,7 @@ impl Configuration {
         } else if self.requested.as_ref() != Some(&requested)
             && matches!(self.object, Object::Compared { .. } | Object::Refused { .. })
         {
-            // another key of it, or the other form: its content was not kept
+            // another key of it, or the other form: its content was dropped
             (self.object, self.must_read) = (Object::Unread, true);
         }
         if requested != RequestedSource::Nil && self.asked_by != uid {
@@ -475,10 +485,11 @@ impl Configuration {
         self.requested = Some(requested);
     }
 
-    /// What the Node's annotation `kedge.dev/forgive` says, if there is one.
+    /// The text of the Node's annotation `kedge.dev/forgive`, if there is one.
     pub(crate) fn asked_to_forgive(&mut self, asked: Option<&str>) {
         let asked = asked.filter(|asked| asked.len() <= LONGEST_ASKED_BYTES).unwrap_or_default();
-        // the note of it was lost with the list, or is in another version's: what stands there may have been obeyed long ago
+        // the record of it was lost with the list, or is in another version's list: the Node's request may
+        // have been obeyed long ago
         let may_be_old = self.heard_of.is_none() && (self.began_list || self.verdicts_were_lost());
         let is_withdrawn = asked.is_empty() && self.noted().is_none();
         if may_be_old || is_withdrawn {
@@ -487,7 +498,8 @@ impl Configuration {
         self.asked_to_forgive = Some(asked.to_owned());
     }
 
-    /// Another API server answers from now on: nothing that the old one said may be compared with its objects.
+    /// Another API server answers from now on: versions and objects of the old one must not be compared with
+    /// its objects.
     pub(crate) fn server_changed(&mut self) {
         (self.requested, self.asked_to_forgive) = (None, None);
         (self.object, self.must_read) = (Object::Unread, true);
@@ -505,14 +517,15 @@ impl Configuration {
         }
     }
 
-    /// UID and resourceVersion of the wanted ConfigMap as it is recorded, if its checkpoint is whole: it need not be read again.
+    /// UID and resourceVersion of the wanted ConfigMap as recorded, if its checkpoint is whole: it need not
+    /// be read again.
     pub(crate) fn held(&self) -> Option<(&str, &str)> {
         let Some(RequestedSource::Correct(source)) = &self.requested else { return None };
         let recorded = self.recorded(source)?;
         Some((&recorded.config.uid, &recorded.config.resource_version))
     }
 
-    /// Says once that the object must be read whole.
+    /// Returns once that the object must be read whole.
     pub(crate) fn take_must_read(&mut self) -> bool {
         std::mem::take(&mut self.must_read)
     }
@@ -531,8 +544,8 @@ impl Configuration {
         }
     }
 
-    /// The node was looked at. `is_whole`: at all that the thresholds are about. A moment in which the node is worse than it was begins the
-    /// running time of a trial anew.
+    /// The node was looked at; `is_whole` if at everything that has a threshold. A moment in which the node
+    /// is worse than its baseline restarts the running time of a trial.
     pub(crate) fn looked(&mut self, now: Now, complaints: Complaints, is_whole: bool) {
         self.complaints = Some(complaints);
         self.has_looked |= is_whole;
@@ -557,14 +570,15 @@ impl Configuration {
         }
     }
 
-    /// What is wrong with the node and was not when the config on trial was adopted. For a proven one that does not matter: it would
-    /// keep the node from everything that waits for it to run well.
+    /// The node's faults that were not there when the config on trial was adopted. For a proven config they
+    /// do not count: they would delay everything that waits for it to run well.
     fn worse(&self) -> Complaints {
         let complaints = self.complaints.filter(|_| self.in_trial()).unwrap_or_default();
         complaints.beyond(self.startups.baseline)
     }
 
-    /// An API server accepted a renewal or a status under the config in use: contact, unless the node is worse than before its trial.
+    /// An API server accepted a renewal or a status under the config in use: contact, unless the node is
+    /// worse than before its trial.
     pub(crate) fn contact(&mut self, now: Now) {
         if !self.worse().is_empty() {
             return;
@@ -577,12 +591,12 @@ impl Configuration {
         self.silent_since = now.mono;
     }
 
-    /// An API server accepted a renewal. One that comes just after the process began may be the last before the config cuts the
-    /// node off: it proves nothing about the trial.
+    /// An API server accepted a renewal. One that arrives just after the process began may be the last before
+    /// the config cuts the node off: it proves nothing about the trial.
     pub(crate) fn renewed(&mut self, now: Now) {
         self.contact(now);
         let (trial_ms, ran_ms) = (self.in_use.terms.trial_ms, self.ran_ms(now));
-        // what cannot be read for so long says nothing
+        // thresholds that cannot be read for that long do not count
         let has_looked = self.has_looked || ran_ms >= self.in_use.terms.trial_ends_within_ms();
         if !(has_looked && self.worse().is_empty()) {
             return;
@@ -601,7 +615,7 @@ impl Configuration {
         self.in_use.counts.silent_ms.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
     }
 
-    /// The agent was asked to stop.
+    /// A stop of the agent was requested.
     pub(crate) fn stop(&mut self, why: &str) {
         self.stop.get_or_insert_with(|| why.to_owned());
     }
@@ -619,7 +633,7 @@ impl Configuration {
         answer
     }
 
-    /// The outcome of such a request if it came now.
+    /// The outcome of such a request at this moment.
     pub(crate) fn forgiveness(&self, uid: &str) -> Forgiveness {
         if !self.facts.dynamic {
             return Forgiveness::SwitchedOff;
@@ -636,7 +650,7 @@ impl Configuration {
         Forgiveness::Taken
     }
 
-    /// Whether there is anything to forgive, as far as the list can be read.
+    /// Whether there is a verdict, as far as the list is readable.
     fn has_verdict(&self, uid: &str) -> bool {
         match &self.disk.bad_configs {
             Known::Is(bad) => {
@@ -651,12 +665,12 @@ impl Configuration {
         self.forgive.iter().any(|other| other == uid)
     }
 
-    /// The exit that all is written for cannot be made: why; None: it can.
+    /// The exit, for which everything is written, cannot happen, for this reason; `None` if it can.
     pub(crate) fn hold_up_end(&mut self, held_up: Option<String>) {
         self.held_up = held_up;
     }
 
-    /// An exit is on its way that comes before anything that is asked for now.
+    /// An exit is on its way that comes before any new request.
     fn is_exiting(&self) -> bool {
         self.stop.is_some() || self.held_up.is_some() || self.job.as_ref().is_some_and(|job| job.kind.exits())
     }
@@ -666,7 +680,7 @@ impl Configuration {
         self.reset = true;
     }
 
-    /// Why such a request would be refused if it came now.
+    /// Why such a request would be refused at this moment.
     pub(crate) fn reset_refusal(&self) -> Option<String> {
         if !self.facts.dynamic {
             return Some(
@@ -676,7 +690,7 @@ impl Configuration {
         if self.is_exiting() {
             return Some("the agent is about to restart; ask again then".into());
         }
-        // it would be adopted again at once, and last-known-good would be gone for nothing
+        // it would be adopted again at once, and last-known-good would be lost for nothing
         let is_asked = self.requested.as_ref().is_some_and(|requested| *requested != RequestedSource::Nil);
         is_asked.then(|| format!("the Node still asks for a config; clear {} first", self.place))
     }
@@ -698,14 +712,14 @@ impl Configuration {
             return;
         }
         if self.job.is_some() {
-            // a transition under way goes by the list as it found it
+            // a transition under way uses the list as it was at its begin
             self.edited_bad = Some(bad);
             return;
         }
         self.take_bad_configs(bad);
     }
 
-    /// The list is on disk as somebody else wrote it.
+    /// Somebody else wrote the list on disk.
     fn take_bad_configs(&mut self, bad: Known<BadConfigs>) {
         let before = std::mem::replace(&mut self.disk.bad_configs, bad);
         let chain = self.chain();
@@ -720,7 +734,8 @@ impl Configuration {
             of_deeds(&before, config, is) && !of_deeds(&self.disk.bad_configs, config, is)
         };
         let gone = chain.iter().filter(|(_, config, is)| is_gone(config, is)).map(|(.., is)| *is);
-        // nor does anything count against a config whose entry was taken out: the next start finds that in its record
+        // the counts of a config whose entry was removed are dropped, too: the next start finds that in its
+        // record
         self.startups = self.without_counts(gone).startups;
         if let Some(noted) = self.noted().map(str::to_owned) {
             self.heard_of = Some(noted);
@@ -744,7 +759,7 @@ impl Configuration {
         self.standing.is_trial()
     }
 
-    /// Whether what runs is local, last-known-good or the one before it.
+    /// Whether the running config is local, last-known-good or the one before it.
     fn runs_proven(&self) -> bool {
         self.in_use.config.as_ref().is_none_or(|(_, is)| self.is_proven(is))
     }
@@ -754,13 +769,14 @@ impl Configuration {
         proven.iter().flatten().any(|proven| proven.payload == is.payload)
     }
 
-    /// What the last-known-good would do to pods, while what runs is not proven.
+    /// The last-known-good's limits for pods, while the running config is not proven.
     pub(crate) fn floor(&self) -> Option<&Floor> {
         self.floor.as_ref().filter(|_| !self.runs_proven())
     }
 
-    /// What a config that is adopted now is not blamed for. Only under a proven config, and when nothing is left over of what ran before
-    /// it, is that what the node shows; else what the config before it was not blamed for.
+    /// The baseline of a config that is adopted now. Only under a proven config, and when no condition is
+    /// left over from the config before it, is that the node's present state; otherwise it is the baseline of
+    /// the running config.
     fn next_baseline(&self, now: Now) -> Complaints {
         let is_its_own = self.runs_proven() && self.ran_ms(now) >= self.in_use.terms.unmixed_after_ms();
         match is_its_own {
@@ -769,7 +785,7 @@ impl Configuration {
         }
     }
 
-    /// All counts as they are left to a config that is tried next.
+    /// All counts as a config that is tried next gets them.
     fn handed_over(&self, now: Now) -> Startups {
         Startups { baseline: self.next_baseline(now), ..self.closed(now) }
     }
@@ -791,12 +807,13 @@ impl Configuration {
         }
     }
 
-    /// What a sweep may leave, if a transition has left a checkpoint that no record names.
+    /// The checkpoints that a sweep keeps, if a transition has left one that no record names.
     pub(crate) fn take_sweep(&mut self) -> Option<Option<Vec<CheckpointName>>> {
         std::mem::take(&mut self.must_sweep).then(|| self.checkpoints_to_keep())
     }
 
-    /// Checkpoints that a record names; None while a record that might name one cannot be read, or was not.
+    /// Checkpoints that a record names; `None` while a record that might name one is unreadable, or was not
+    /// read.
     pub(crate) fn checkpoints_to_keep(&self) -> Option<Vec<CheckpointName>> {
         let disk = &self.disk;
         if !self.facts.dynamic || disk.current.unknown().is_some() || disk.last_known_good.unknown().is_some()
@@ -831,14 +848,17 @@ impl Configuration {
         std::mem::take(&mut self.notices)
     }
 
-    /// Whether the end of the previous run needs no evidence any more: what it proved is on disk, or is void.
+    /// Whether the evidence of the previous run's end is not needed any more: its consequence is on disk, or
+    /// void.
     pub(crate) fn evidence_is_recorded(&self) -> bool {
         !self.evidence_unrecorded
     }
 
-    // ------------------------------------------------------------------------------------------ the next step
+    // ------------------------------------------------------------------------------------------ the next
+    // step
 
-    /// The step or exit that comes now, if any. Called after every event; a step under way must be reported first.
+    /// The step or exit that is due now, if any. Called after every event; a step under way must be reported
+    /// first.
     pub(crate) fn next(&mut self, now: Now) -> Option<Next> {
         if self.job.is_some() {
             return None;
@@ -854,7 +874,7 @@ impl Configuration {
         self.run(now)
     }
 
-    /// When `next` may have something new to say although nothing happens.
+    /// When `next` may have something new although no event happens.
     pub(crate) fn next_deadline(&self, now: Now) -> Option<Duration> {
         if self.job.is_some() {
             return None;
@@ -924,7 +944,8 @@ impl Configuration {
                         durable!(steps.write(file, checkpoint.clone()));
                     }
                     if matches!(disk.bad_configs, Known::Unknown { .. }) {
-                        // re-assigned: the list begins anew, and doubts the one config that may have had a verdict in it
+                        // re-assigned: the list begins anew, and doubts the one config that may have had a
+                        // verdict in it
                         durable!(disk.put_bad_configs(steps, self.verdicts_lost()));
                     }
                     durable!(disk.put_current(steps, current.clone()));
@@ -978,27 +999,28 @@ impl Configuration {
                     exit = Some(why.clone());
                 }
                 Transition::TryAssigned { why, startups } => {
-                    // written even if it is there already: only a write that succeeds says that the disk works
+                    // written even if unchanged: only a write that succeeds shows that the disk works
                     durable!(disk.rewrite_startups(steps, startups.clone()));
                     exit = Some(why.clone());
                 }
                 Transition::RecordVerdict { bad, emptied } => {
                     durable!(disk.put_bad_configs(steps, bad.clone()));
-                    // as a start does: else the repair of the list by hand would be undone by the next one
+                    // as a start does: otherwise the next one would undo the repair of the list by hand
                     if emptied.is_due {
                         durable!(disk.put_startups(steps, emptied.startups.clone()));
                     }
                 }
                 Transition::NoteAsked { bad } => durable!(disk.put_bad_configs(steps, bad.clone())),
                 Transition::Forgive { bad, emptied, .. } => {
-                    // before the verdict, or a cut in between would leave what led to it, and the next start would judge by it
+                    // before the verdict, or a cut in between would leave the counts that led to it, and the
+                    // next start would judge by them
                     if emptied.is_due {
                         durable!(disk.put_startups(steps, emptied.startups.clone()));
                     }
                     durable!(disk.put_bad_configs(steps, bad.clone()));
                 }
                 Transition::CleanExit { why, closed, verdict } => {
-                    // the record of this end takes the place of the one that proves it
+                    // the record of this end replaces the one that proves it
                     let mut closed = closed.as_ref();
                     if let Some((bad, emptied)) = verdict
                         && disk.put_bad_configs(steps, bad.clone())?.is_ok()
@@ -1027,7 +1049,8 @@ impl Configuration {
         if let Some(counts) = startups.records.get_mut(&self.in_use.ran_as())
             && counts.ran_ms < settled
         {
-            // rule d: cuts. An exit before the config settled is not progress, so the cuts before it stay counted
+            // rule d: cuts. An exit before the config settled does not count as progress, so the cuts before
+            // it stay counted
             counts.cuts = self.in_use.counts.cuts;
         }
         startups
@@ -1036,7 +1059,7 @@ impl Configuration {
     fn end(&mut self, now: Now, kind: Transition, ended: Ended) -> Option<Next> {
         let rewritten = self.disk.bad_configs != ended.disk.bad_configs;
         let before = std::mem::replace(&mut self.disk, ended.disk);
-        // an edit that this transition wrote over is gone from the disk, too
+        // an edit that this transition overwrote is gone from the disk, too
         if let Some(bad) = self.edited_bad.take().filter(|_| !rewritten) {
             self.take_bad_configs(bad);
         }
@@ -1055,8 +1078,8 @@ impl Configuration {
         }
     }
 
-    /// Of an adoption that failed after its first write the checkpoint is on disk: the next try need not write it again, and
-    /// another adoption leaves it to a sweep.
+    /// The checkpoint of an adoption that failed after its first write is on disk: the next try need not
+    /// write it again, and another adoption leaves it to a sweep.
     fn note_unnamed(&mut self, kind: &Transition, written: usize) {
         let (Transition::Adopt { checkpoint, current, .. }
         | Transition::AdoptBad { checkpoint, current, .. }) = kind
@@ -1070,7 +1093,7 @@ impl Configuration {
         }
     }
 
-    /// Updates everything but the disk after a finished transition; returns what to report.
+    /// Updates everything but the disk after a finished transition; returns the reports.
     fn succeeded(&mut self, now: Now, kind: &Transition, before: &Disk) -> Option<Notice> {
         if matches!(
             kind,
@@ -1101,7 +1124,7 @@ impl Configuration {
             }
             Transition::TrialProgress { startups, .. } => {
                 if self.startups.hold && !startups.hold {
-                    // whether it runs well while pods are not held is seen from now on
+                    // from now on the run without held pods counts
                     (self.in_use.counts.ran_ms, self.counted_since) = (0, now.mono);
                 }
                 self.saved_ran_ms = self.ours(startups).ran_ms.max(self.ran_ms(now));
@@ -1161,8 +1184,8 @@ impl Configuration {
         }
     }
 
-    /// What runs becomes a fallback, with the counts that a restart would find: the running time that is worth recording, and no
-    /// silence of before the wait.
+    /// The running config becomes a fallback, with the counts that a restart would find: the running time
+    /// that is worth recording, and no silence from before the wait.
     fn begin_wait(&mut self, now: Now) {
         let ran_ms = self.ran_ms(now).min(self.counts_up_to_ms());
         (self.in_use.counts.ran_ms, self.counted_since) = (ran_ms, now.mono);
@@ -1170,7 +1193,7 @@ impl Configuration {
         self.saved_ran_ms = self.saved_ran_ms.min(ran_ms);
     }
 
-    /// What runs was assigned, and is one of the fallbacks of what is assigned now.
+    /// The running config was assigned, and is now a fallback of the assigned one.
     fn now_runs_as(&mut self, fallback: Substitute) {
         let (config, is) = match fallback {
             Substitute::LastKnownGood => (self.disk.fallback(), self.last_known_good),
@@ -1195,13 +1218,13 @@ impl Configuration {
                     Some(SyncProblem::Failed(format!("could not record the assignment on disk: {why}")));
                 self.half_assigned(kind, &why);
             }
-            // asked for by a person: say so and drop it, they can ask again
+            // requested by a person: report it and drop it, they can ask again
             Transition::Forgive { uid, .. } => self.forgive.retain(|other| other != uid),
-            // a save that fails is tried again when the next is due
+            // a failed save is tried again when the next is due
             Transition::TrialProgress { .. } => self.saved_ran_ms = self.ran_ms(now),
             _ => {}
         }
-        // reported when it begins, not every minute that a disk is full
+        // reported when the failure begins, not every minute that a disk is full
         if std::mem::replace(&mut self.write_failed, true) {
             return None;
         }
@@ -1213,14 +1236,16 @@ impl Configuration {
         None
     }
 
-    /// `current` was written, and a later write of the same transition failed: the new config is assigned, another one runs.
+    /// `current` was written, and a later write of the same transition failed: the new config is assigned,
+    /// another one runs.
     fn half_assigned(&mut self, kind: &Transition, why: &str) {
         match kind {
             Transition::Adopt { current, is, .. } if self.disk.current.known() == Some(current) => {
                 // as the next start will find it: assigned, with its start not recorded
                 self.assigned = Some(*is);
                 self.edited = None;
-                // what runs is no longer the assigned config: it is last-known-good, or was on trial and is superseded
+                // the running config is no longer the assigned one: it is last-known-good, or was on trial
+                // and is superseded
                 let runs = if self.in_trial() { Substitute::Superseded } else { Substitute::LastKnownGood };
                 self.standing.obstructed(Obstacle::NotRecorded(why.to_owned()), runs);
                 self.standing.forget_passed_over();
@@ -1229,13 +1254,13 @@ impl Configuration {
         }
     }
 
-    /// The counts of what runs.
+    /// The counts of the running config.
     fn ours(&self, startups: &Startups) -> Counts {
         startups.records.get(&self.in_use.ran_as()).cloned().unwrap_or_default()
     }
 
-    /// Takes over the saved counts. Running time and silence are still counted from the start of this run, and contact made
-    /// meanwhile is kept.
+    /// Takes over the saved counts. Running time and silence still count from the start of this run, and
+    /// contact made meanwhile is kept.
     fn saved(&mut self, startups: &Startups) {
         let saved = self.ours(startups);
         self.startups.clone_from(startups);
@@ -1300,7 +1325,7 @@ impl Configuration {
         }
         let from_source = self.compare_source(now);
         if self.unnamed.is_some() && from_source.is_none() && self.sync.is_none() {
-            // it is not wanted any more
+            // the config is not wanted any more
             (self.unnamed, self.must_sweep) = (None, true);
         }
         if now.mono < self.not_before {
@@ -1316,22 +1341,23 @@ impl Configuration {
 
     fn asked_for(&self, now: Now) -> Option<Transition> {
         let Some(uid) = self.forgive.first().cloned() else {
-            // a note must come before an exit; but while the disk refuses, what matters more is tried first
+            // a record must come before an exit; but while the disk refuses writes, more important ones are
+            // tried first
             if !self.write_failed
                 && let Some(kind) = self.asked_from_afar(now)
             {
                 return Some(kind);
             }
             let why = "reset to the local config on request, restarting to use it".to_owned();
-            // until it is done: it was promised
+            // until it is done, because it was promised
             return (self.reset && now.mono >= self.not_before)
                 .then(|| Transition::Unassign { current: self.reset_current(), why });
         };
         Some(self.forgiving(uid))
     }
 
-    /// Notes what the Node asks to forgive, and obeys it if there is a verdict now: never later, for a request that goes on standing
-    /// there is not about the next verdict. One that is withdrawn may be made again.
+    /// Records the Node's request to forgive, and obeys it if there is a verdict now: never later, because a
+    /// request that stays on the Node is not about the next verdict. A withdrawn request may be made again.
     fn asked_from_afar(&self, now: Now) -> Option<Transition> {
         let asked = self.asked_to_forgive.as_deref().filter(|_| now.mono >= self.not_before)?;
         if self.noted().unwrap_or_default() == asked {
@@ -1341,7 +1367,7 @@ impl Configuration {
         let uid = asked.split_whitespace().next().unwrap_or_default();
         let is_new = self.heard_of.as_deref() != Some(asked) && !uid.is_empty();
         if is_new && !self.has_verdict(uid) && self.is_assigned(uid) && self.has_unrecorded_verdict() {
-            // that is recorded first, and forgiven then
+            // the verdict is recorded first, and forgiven then
             return None;
         }
         if is_new && self.has_verdict(uid) {
@@ -1354,7 +1380,7 @@ impl Configuration {
         let mut bad = match &self.disk.bad_configs {
             Known::Is(bad) => bad.clone(),
             Known::Absent => BadConfigs::default(),
-            // a note is not worth the place of what cannot be read
+            // an unreadable list may not be replaced for this record alone
             Known::Unknown { .. } => return None,
         };
         bad.forgiven = noted;
@@ -1366,12 +1392,12 @@ impl Configuration {
         self.standing.unrecorded().is_some()
     }
 
-    /// The request that the list notes.
+    /// The request that the list has recorded.
     fn noted(&self) -> Option<&str> {
         self.disk.bad_configs.known()?.forgiven.as_ref().map(|noted| noted.text.as_str())
     }
 
-    /// The list cannot be read, or took the place of one that could not.
+    /// The list is unreadable, or has replaced an unreadable one.
     fn verdicts_were_lost(&self) -> bool {
         match &self.disk.bad_configs {
             Known::Is(bad) => bad.doubted.is_some(),
@@ -1395,7 +1421,7 @@ impl Configuration {
         Transition::Forgive { uid, bad, emptied }
     }
 
-    /// All counts without those of these configs, what runs excepted.
+    /// All counts without those of these configs, except for the running one.
     fn without_counts(&self, of: impl Iterator<Item = Identity>) -> Emptied {
         let mut emptied = Emptied { startups: self.startups.clone(), is_due: false };
         for ran_as in of.map(|is| RanAs::Payload(is.payload)).filter(|other| *other != self.in_use.ran_as()) {
@@ -1405,21 +1431,22 @@ impl Configuration {
         emptied
     }
 
-    /// What a reset makes of `current`. It is the node's decision, not that of the Node there is now: that one may need what there is to
-    /// fall back to, and only the Node that assigned it takes it away by asking for nothing.
+    /// `current` after a reset. The node decides it, not its present Node: that one may need the config to
+    /// fall back to, and only the Node that assigned it removes it by assigning nothing.
     fn reset_current(&self) -> Current {
         let recorded = self.disk.current.known().map(|current| current.node_uid.as_str());
         Current::reset(recorded.unwrap_or_default())
     }
 
-    /// Compares the source with `current` (RULES.md, "Sources"). Sets what the condition says about the source.
+    /// Compares the source with `current` (RULES.md, "Sources"). Sets the condition's problem with the
+    /// source.
     fn compare_source(&mut self, now: Now) -> Option<Transition> {
         let requested = self.requested.clone()?;
         let (problem, transition) = match &requested {
             RequestedSource::Nil => self.compare_nil(),
             RequestedSource::Invalid(why) => self.compare_invalid(why),
             RequestedSource::Correct(source) => match self.object.clone() {
-                // nothing new is known: the condition stays as it is
+                // there is no new fact: the condition stays as it is
                 Object::Unread => return None,
                 Object::Missing => {
                     self.compare_invalid(&format!("invalid NodeConfigSource, {source} does not exist"))
@@ -1434,7 +1461,7 @@ impl Configuration {
                             self.edited = None;
                             (None, self.source_is_current(recorded))
                         }
-                        // the source names another key meanwhile, or the checkpoint was lost
+                        // the source has another key meanwhile, or the checkpoint was lost
                         None => {
                             (self.object, self.must_read) = (Object::Unread, true);
                             return None;
@@ -1458,8 +1485,9 @@ impl Configuration {
                 },
             },
         };
-        // A problem stays in the condition while a transition is under way, else each try on a full disk would look like a
-        // change. And it is not reported before it is recorded, unless recording failed: a power cut would take it back.
+        // A problem stays in the condition while a transition is under way, otherwise each try on a full disk
+        // would look like a change. And it is not reported before it is recorded, unless recording failed: a
+        // power cut would take it back.
         let is_under_way = transition.is_some() && (problem.is_none() || now.mono >= self.not_before);
         if !is_under_way {
             self.sync = problem.map(SyncProblem::shortened);
@@ -1471,7 +1499,8 @@ impl Configuration {
         let known = self.disk.current.known();
         match self.disk.assigned() {
             AssignedNow::Local => {
-                // the Node that assigned wants the local config, too: what a reset had left is not needed any more
+                // the Node that assigned wants the local config, too: the mark of a reset is not needed any
+                // more
                 let is_kept = |current: &Current| current.reset && current.node_uid != self.node_uid;
                 let noted = known.map(|current| match is_kept(current) {
                     true => Current { invalid_source: None, ..current.clone() },
@@ -1489,7 +1518,8 @@ impl Configuration {
                     let current = Current::local(&self.node_uid);
                     return (None, Some(Transition::Unassign { current, why }));
                 }
-                // another Node's source was invalid: this one asks for nothing, so the assigned config may run again
+                // another Node's source was invalid: this one has no source, so the assigned config may run
+                // again
                 let valid = known.filter(|current| current.invalid_source.is_some());
                 let valid = valid.map(|current| Current { invalid_source: None, ..current.clone() });
                 let why = format!(
@@ -1512,13 +1542,13 @@ impl Configuration {
     }
 
     fn compare_invalid(&self, why: &str) -> (Option<SyncProblem>, Option<Transition>) {
-        // as the record keeps it, or the next start would find another text and write it again
+        // in the record's form, or the next start would find another text and write it again
         let why = &shortened(why);
         let problem = Some(SyncProblem::Invalid(why.clone()));
         let current = match (&self.disk.current, self.disk.assigned()) {
             (Known::Is(current), _) => current.clone(),
             (Known::Absent, AssignedNow::Local) => Current::local(&self.node_uid),
-            // a record that cannot be read is not replaced by a note about another matter
+            // an unreadable record is not replaced by a note about another matter
             _ => return (problem, None),
         };
         if current.invalid_source.as_ref() == Some(why) {
@@ -1529,7 +1559,7 @@ impl Configuration {
         (problem, Some(Transition::NoteSource { current }))
     }
 
-    /// The object cannot be assigned, as long as it is as it is.
+    /// The object cannot be assigned until it is edited.
     fn refused(&self, problem: SyncProblem) -> (Option<SyncProblem>, Option<Transition>) {
         match problem {
             SyncProblem::Invalid(why) => self.compare_invalid(&why),
@@ -1537,7 +1567,7 @@ impl Configuration {
         }
     }
 
-    /// An error is one of the object: it stays as long as the source and this version of the object do.
+    /// An error is about the object: it lasts as long as the source and this version of the object.
     fn compare_object(
         &mut self,
         now: Now,
@@ -1577,8 +1607,9 @@ impl Configuration {
         let is = Identity::of(uid, text.as_bytes(), &self.facts.overrides);
         let read = (uid.to_owned(), resource_version.to_owned());
         let old = self.disk.current.known().and_then(|current| current.assigned.clone());
-        // Compared by payload, not by resourceVersion: every change of the object's metadata makes a new version, and each
-        // adoption would cost a restart and a new trial. A lost checkpoint is no payload to compare with.
+        // Compared by payload, not by resourceVersion: every change of the object's metadata makes a new
+        // version, and each adoption would cost a restart and a new trial. A lost checkpoint has no payload
+        // to compare with.
         match (old, self.assigned) {
             (Some(old), Some(recorded)) if recorded.payload == is.payload => {
                 self.edited = None;
@@ -1604,8 +1635,9 @@ impl Configuration {
         }
     }
 
-    /// The payload is the recorded one, perhaps of another object, under another name or key, or for another Node: `current` is
-    /// rewritten with the new names, and the checkpoint stays. A new version alone is not worth a write.
+    /// The payload is the recorded one, perhaps of another object, under another name or key, or for another
+    /// Node: `current` is rewritten with the new names, and the checkpoint stays. A new version alone is not
+    /// worth a write.
     fn same_payload(&mut self, source: &Source, read: (String, String), old: Assigned) -> Option<Transition> {
         let (uid, resource_version) = read;
         let same_object = old.config.uid == uid && old.config.source == *source;
@@ -1640,12 +1672,12 @@ impl Configuration {
     ) -> Result<Option<Transition>, SyncProblem> {
         let part = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let (uid, resource_version) = (part("/metadata/uid"), part("/metadata/resourceVersion"));
-        // a last-known-good may have this payload: it is on disk then, and whole
+        // a last-known-good may have this payload: then it is on disk, and whole
         let has_it = |good: Option<Identity>| good.is_some_and(|good| good.payload == is.payload);
         let good = self.disk.fallback().filter(|_| has_it(self.last_known_good));
         let good = good.or_else(|| self.disk.previous().filter(|_| has_it(self.previous)));
         let own = CheckpointName::of(uid, is.payload).expect("the UID was checked");
-        // one that is damaged or lost is made whole by this download
+        // this download repairs a damaged or lost one
         let named = self.disk.fallback().into_iter().chain(self.disk.previous());
         let lost = named.into_iter().find(|good| good.payload() == Some(is.payload));
         let name = good.or(lost).map_or(own, |good| good.checkpoint.clone());
@@ -1675,13 +1707,13 @@ impl Configuration {
         Ok(Some(transition))
     }
 
-    /// The verdict that keeps this content from running, if a start with it assigned would choose what runs already: a restart would
-    /// change nothing.
+    /// The verdict that keeps this content from running, if a start with it assigned would choose the running
+    /// config: a restart would change nothing.
     fn known_to_be_bad(&self, uid: &str, is: &Identity) -> Option<Verdict> {
         let verdict = self.verdict_against(uid, is)?;
         let is_banned = |config: Option<&ConfigRecord>, is: Option<Identity>| match (config, is) {
             (Some(config), Some(is)) => self.verdict_against(&config.uid, &is).is_some(),
-            // nothing to fall back to, or its content is not at hand
+            // there is no fallback, or its content is unavailable
             _ => true,
         };
         let (good, previous) = (self.last_known_good, self.previous);
@@ -1702,13 +1734,14 @@ impl Configuration {
         self.disk.verdict(uid, Some(is), self.is_proven(is)).filter(|verdict| !verdict.retry)
     }
 
-    /// The source names the recorded config: only the note about an invalid source, or the Node's UID, may have to change.
+    /// The source names the recorded config: only the record of an invalid source, or the Node's UID, may
+    /// have to change.
     fn source_is_current(&self, assigned: Assigned) -> Option<Transition> {
         let current = Current { assigned: Some(assigned), ..Current::local(&self.node_uid) };
         (self.disk.current.known() != Some(&current)).then_some(Transition::NoteSource { current })
     }
 
-    /// In the place of a list that cannot be read: what is assigned may have been in it.
+    /// Replaces an unreadable list: it may have had the assigned config.
     fn verdicts_lost(&self) -> BadConfigs {
         BadConfigs::default().doubting(self.assigned.map(|is| is.payload))
     }
@@ -1725,18 +1758,19 @@ impl Configuration {
         self.facts.dynamic && self.in_use.counts.open.is_some()
     }
 
-    /// The counts as of now: of what runs the running time, silence where it matters, and after a whole trial no startups.
+    /// The counts as of now: the running config's running time, silence where it matters, and after a whole
+    /// trial no startups.
     fn progressed(&self, now: Now) -> Startups {
         let settled = self.in_use.terms.settled_after_ms();
         let ran_ms = self.ran_ms(now).min(self.counts_up_to_ms());
         let downloaded = matches!(self.disk.assigned(), AssignedNow::Config(_, true));
         let (in_trial, waited_for) = (self.in_trial() && downloaded, !self.waiting().is_empty());
         let silent_ms = if in_trial || waited_for { self.silent_ms(now) } else { 0 };
-        // less than the time between two saves is worth no write of its own
+        // less than the time between two saves is not worth a write of its own
         let is_long = silent_ms >= self.in_use.terms.save_every_ms(self.saved_ran_ms);
         let silent_ms = if is_long { silent_ms } else { 0 };
         let worst_silence_ms = if waited_for { self.in_use.counts.worst_silence_ms } else { 0 };
-        // no judgement asks for more
+        // no rule needs more
         let silent_ms = silent_ms.min(self.patience_ms().max(judge::LONGEST_WAIT_MS));
         let mut startups = self.startups.clone();
         let mut counts =
@@ -1745,7 +1779,8 @@ impl Configuration {
             counts.startups.clear();
         }
         match self.hold_ms() {
-            // it never ends in a trial before the promotion: what a config on trial does to the agent must show while pods are held
+            // a hold never ends in a trial before the promotion: crashes that a config on trial causes must
+            // show while pods are held
             Some(hold_ms) if ran_ms >= hold_ms && !self.in_trial() => {
                 (startups.hold, startups.held) = (false, startups.held.saturating_add(1));
                 counts.ran_ms = 0;
@@ -1757,7 +1792,7 @@ impl Configuration {
         startups
     }
 
-    /// Pods are held: what crashed too often is proven, and is not known to be at fault.
+    /// Pods are held: the config that crashed too often is proven, and not known to be at fault.
     pub(crate) fn are_pods_held(&self) -> bool {
         self.startups.hold
     }
@@ -1768,7 +1803,7 @@ impl Configuration {
         Some(Hold { length, awaits_promotion: self.in_trial() })
     }
 
-    /// The rest of it, if nothing crashes meanwhile.
+    /// The rest of it, if there is no crash meanwhile.
     pub(crate) fn hold_left(&self, now: Now) -> Option<Duration> {
         let left = Duration::from_millis(self.hold_ms()?.saturating_sub(self.ran_ms(now)));
         Some(left.max(self.trial_left(now).unwrap_or_default()))
@@ -1779,7 +1814,7 @@ impl Configuration {
         self.startups.hold.then(|| judge::hold_ms(self.startups.held, self.in_use.terms))
     }
 
-    /// The running time that is recorded at most: nothing asks for more.
+    /// Most running time that is recorded: no rule needs more.
     fn counts_up_to_ms(&self) -> u64 {
         let terms = self.in_use.terms;
         terms.settled_after_ms().max(terms.trial_ms).max(self.longest_wait_ms())
@@ -1789,7 +1824,8 @@ impl Configuration {
         let every = self.in_use.terms.save_every_ms(self.saved_ran_ms);
         // a long wait is saved in eighths: a cut may cost that much of it
         let every = every.max(self.longest_wait_ms() / 8);
-        // and so is a long silence, once nothing else is left to save: a suspected config may be silent for a day
+        // and so is a long silence, once nothing else must be saved: a suspected config may be silent for a
+        // day
         let is_ran = self.in_trial() && self.saved_ran_ms >= self.in_use.terms.settled_after_ms();
         let every = if is_ran { every.max(self.patience_ms() / 8) } else { every };
         let due = self.saved_ran_ms.saturating_add(every);
@@ -1801,9 +1837,9 @@ impl Configuration {
     fn promotion(&self, now: Now) -> Option<Transition> {
         let due = self.counts_running() && self.standing == Standing::InTrial { is_promotable: true };
         let (config, is) = self.in_use.config.as_ref().filter(|_| due)?;
-        // it was tried again, and was heard: the suspicion is over
+        // it was tried again, and had contact: the suspicion is over
         let bad = self.without_retried(&config.uid, is);
-        // the payload that it had, whatever form its record has
+        // its old payload, whatever the form of its record
         let previous = self.disk.fallback().zip(self.last_known_good);
         let previous =
             previous.map(|(good, is)| ConfigRecord { digest: Recorded::Payload(is.payload), ..good.clone() });
@@ -1813,7 +1849,8 @@ impl Configuration {
         Some(Transition::Promote { startups, config: config.clone(), previous, bad })
     }
 
-    /// The list without the verdict on a config that was tried again and runs well; None if there is none.
+    /// The list without the verdict on a config that was tried again and runs well; `None` if there is no
+    /// such verdict.
     fn without_retried(&self, uid: &str, is: &Identity) -> Option<BadConfigs> {
         let bad = self.disk.bad_configs.known()?;
         bad.verdict(uid, Some(is)).filter(|verdict| verdict.retry)?;
@@ -1843,7 +1880,7 @@ impl Configuration {
         due.then(|| {
             let mut startups = startups.closed();
             if judge::has_no_end(&ours, terms) {
-                // the start judges by it alone
+                // the start uses it alone
                 let lost_ms = ours.lost_ms.saturating_add(ours.ran_ms);
                 startups.set(self.in_use.ran_as(), Counts { lost_ms, ran_ms: 0, open: None, ..ours });
             }
@@ -1851,8 +1888,8 @@ impl Configuration {
         })
     }
 
-    /// Whether more running time changes nothing: all that is recorded of it is on disk, no trial is under way, pods are not held, and
-    /// no verdict on the config in use is left that its running well removes.
+    /// Whether more running time changes nothing: all recorded running time is on disk, no trial is under
+    /// way, pods are not held, and the config in use has no verdict that its running well removes.
     fn is_settled(&self) -> bool {
         let retried =
             self.in_use.config.as_ref().and_then(|(config, is)| self.without_retried(&config.uid, is));
@@ -1868,7 +1905,8 @@ impl Configuration {
             return None;
         }
         let startups = self.progressed(now);
-        // a proven config that was tried again is promoted by no trial: it ran well with pods, and that is enough
+        // a proven config that was tried again is promoted by no trial: it ran well with pods, which is
+        // enough
         let has_run_well = !self.in_trial()
             && !startups.hold
             && self.ours(&startups).ran_ms >= self.in_use.terms.settled_after_ms();
@@ -1882,8 +1920,8 @@ impl Configuration {
         Some(Transition::TrialProgress { startups, bad })
     }
 
-    /// The trial began anew since progress was saved, or goes on doing so for as long as between two saves: a power cut must take neither
-    /// back.
+    /// The trial restarted since progress was saved, or has kept restarting for as long as between two saves:
+    /// a power cut must undo neither.
     fn began_anew(&self, now: Now) -> bool {
         let saved_ms = self.ours(&self.startups).lost_ms;
         let lost_ms = self.in_use.counts.lost_ms.saturating_sub(saved_ms);
@@ -1891,9 +1929,10 @@ impl Configuration {
         self.in_trial() && lost_ms > 0 && (!is_saved || lost_ms >= self.in_use.terms.save_every_ms(0))
     }
 
-    // ------------------------------------------------------------------------------------------ while a fallback runs
+    // ------------------------------------------------------------------------------------------ while a
+    // fallback runs
 
-    /// While a fallback runs: is the obstacle to the assigned config gone?
+    /// While a fallback runs: whether the obstacle to the assigned config is gone.
     fn retry_assigned(&self, now: Now) -> Option<Transition> {
         if self.standing.is_assigned() {
             return None;
@@ -1934,13 +1973,14 @@ impl Configuration {
         Some(bad)
     }
 
-    /// The assigned config, if its verdict could not be written yet, and its counts led to that: they go when it is.
+    /// The assigned config, if its verdict could not be written yet, and its counts led to that: they are
+    /// dropped when it is.
     fn condemned(&self) -> Option<Identity> {
         let is_of_deeds = self.standing.unrecorded().is_some_and(|verdict| !verdict.kind.is_of_text());
         self.assigned.filter(|_| is_of_deeds)
     }
 
-    /// What a start would try, in this order, as far as its content is at hand.
+    /// The configs that a start would try, in this order, as far as their content is available.
     fn chain(&self) -> Vec<(Rank, ConfigRecord, Identity)> {
         let assigned = match self.disk.assigned() {
             AssignedNow::Config(config, _) => Some(config),
@@ -1954,7 +1994,7 @@ impl Configuration {
         chain.into_iter().filter_map(|(rank, config, is)| Some((rank, config?, is?))).collect()
     }
 
-    /// Those of them that come before what runs.
+    /// Those of them that come before the running one.
     fn before_in_use(&self) -> Vec<(Rank, ConfigRecord, Identity)> {
         self.chain().into_iter().filter(|(rank, ..)| self.standing.is_behind(*rank)).collect()
     }
@@ -1979,7 +2019,8 @@ impl Configuration {
         self.before_in_use().into_iter().filter_map(waits).collect()
     }
 
-    /// How long what runs must run well at most before something that waits is tried again, or before pods are held no more.
+    /// How long the running config must run well at most before a waiting config is tried again, or before
+    /// pods are released.
     fn longest_wait_ms(&self) -> u64 {
         let waits = self.waiting().into_iter().map(|waiting| waiting.wait_ms);
         waits.chain(self.hold_ms()).max().unwrap_or_default()
@@ -1989,7 +2030,7 @@ impl Configuration {
         let is_over = |waiting: &Waiting| {
             let may_end = match waiting.verdict.kind {
                 BadKind::Contact => self.in_use.counts.contact,
-                // what runs must run well with its pods
+                // the running config must run well with its pods
                 BadKind::Proven => !self.startups.hold,
                 _ => true,
             };
@@ -1998,7 +2039,8 @@ impl Configuration {
         let waiting = self.counts_running().then(|| self.waiting())?;
         let Waiting { uid, is, verdict, .. } = waiting.into_iter().find(is_over)?;
         let (why, patience_ms) = match verdict.kind {
-            // the terms of the config that waits are known again when it is parsed; until then those of what runs
+            // the terms of the waiting config are known again when it is parsed; until then those of the
+            // running one
             BadKind::Contact => (
                 "the network works again, restarting to try the assigned config once more".to_owned(),
                 judge::patience_after_ms(self.in_use.terms, self.in_use.counts.worst_silence_ms),
@@ -2013,7 +2055,7 @@ impl Configuration {
         Some(Transition::WaitOver { why, emptied, bad, closed })
     }
 
-    /// Judges the assigned config again by what may have changed: verdicts and content.
+    /// Judges the assigned config again after verdicts or content may have changed.
     fn rejudge(&mut self) {
         if self.standing.is_assigned() {
             return;
@@ -2022,7 +2064,7 @@ impl Configuration {
         let AssignedNow::Config(config, _) = self.disk.assigned() else { return };
         let marked = match &self.assigned {
             Some(is) => self.verdict_against(&config.uid, is),
-            // one without contents bans what was not downloaded yet, too
+            // an entry without contents also bans a content that was not downloaded yet
             None => self.disk.verdict(&config.uid, None, false).filter(|verdict| !verdict.retry),
         };
         let is_doubted = self.is_doubted();
@@ -2044,7 +2086,7 @@ impl Configuration {
         is_lost || self.assigned.is_some_and(|is| self.disk.is_doubted(&is))
     }
 
-    /// A fallback that has no verdict any more can run in the place of one that ranks below it.
+    /// A fallback without a verdict any more can replace one that ranks below it.
     fn rejudge_fallbacks(&mut self) {
         for (rank, config, is) in self.before_in_use() {
             if self.verdict_against(&config.uid, &is).is_none() {
@@ -2060,14 +2102,14 @@ impl Configuration {
 
 /// Why a config does not run, for an Event: which one, the reason, and field and place if there are any.
 pub(crate) fn explained(config: &str, reason: &str, verdict: &Verdict) -> String {
-    // what an earlier release wrote does not say which config it was about
+    // an earlier release's record does not name the config
     let of = if config.is_empty() { verdict.source.as_str() } else { config };
     let colons = [of, verdict.detail.as_str()].map(|part| if part.is_empty() { "" } else { ": " });
     format!("{of}{}{reason}{}{}", colons[0], colons[1], verdict.detail)
 }
 
-/// A clean exit closes the record of the config that ran, and saves its running time. It does not wait for a disk that refuses this:
-/// the next start will count one startup too many, not one too few.
+/// A clean exit closes the record of the config that ran, and saves its running time. It does not wait for a
+/// disk that refuses the write: the next start will count one startup too many, not one too few.
 fn close(closed: &Startups, disk: &mut Disk, steps: &mut Steps) -> Suspendable<()> {
     let _ = disk.put_startups(steps, closed.clone())?;
     Ok(())
@@ -2100,8 +2142,8 @@ mod tests {
         Configuration::new(started, facts, now())
     }
 
-    /// While the disk refuses, the agent keeps the latest pushed content (up to a mebibyte), and only that one, until the disk takes
-    /// it. Downloading it again for each try would cost more than keeping it.
+    /// While the disk refuses, the agent keeps the latest pushed content (up to a mebibyte), and only that
+    /// one, until the disk accepts it. Downloading it again for each try would cost more than keeping it.
     #[test]
     fn refusing_disk_keeps_one_content_in_memory() {
         let source = Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u-1".into() };
@@ -2134,7 +2176,7 @@ mod tests {
         assert!(matches!(next, Some(Next::Exit(_))), "{next:?}");
     }
 
-    /// Perhaps a mebibyte, on a board with 64 of them.
+    /// The content may have a mebibyte, on a board with 64 of them.
     #[test]
     fn content_that_cannot_be_assigned_is_not_kept() {
         let source = Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u-1".into() };

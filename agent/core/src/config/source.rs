@@ -1,7 +1,7 @@
-//! Where a node's configuration is asked to come from: `Node.spec.configSource`, or the annotation in its place.
+//! The requested source of a node's configuration: `Node.spec.configSource`, or the annotation in its place.
 //!
-//! Owns the judgement "empty, correct or invalid" (RULES.md, "Sources"). Looks only at the Node: whether
-//! the object named exists and has the UID asked for is known once it was read.
+//! Owns the judgement "empty, correct or invalid" (RULES.md, "Sources"). Looks only at the Node: whether the
+//! named object exists and has the requested UID is known once it was read.
 
 use kedge_api::excerpt;
 use serde_json::{Map, Value, json};
@@ -15,7 +15,7 @@ pub enum Source {
         /// Namespace of the ConfigMap.
         namespace: String,
         name: String,
-        /// Its UID: an object of that name made anew does not match.
+        /// Its UID: a new object of that name does not match.
         uid: String,
     },
     /// `configMap`, the form Kubernetes shipped: the object of that name; an edit is a new assignment.
@@ -28,7 +28,7 @@ pub enum Source {
     },
 }
 
-/// What the Node asks for, judged.
+/// The Node's request, judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestedSource {
     /// Empty: the local config.
@@ -80,7 +80,7 @@ impl Source {
         }
     }
 
-    /// As it stands in `spec.configSource`.
+    /// In the form of `spec.configSource`.
     pub fn to_value(&self) -> Value {
         match self {
             Self::Pinned { namespace, name, uid } => {
@@ -92,7 +92,7 @@ impl Source {
         }
     }
 
-    /// Judges a `spec.configSource` that is there.
+    /// Judges a `spec.configSource` that is present.
     pub fn parse(value: &Value) -> Result<Self, String> {
         let Value::Object(fields) = value else {
             return Err(format!("invalid NodeConfigSource, expected an object, found {}", kind_of(value)));
@@ -118,7 +118,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// Judges what a Node asks for. `annotation` is looked at only where the server is not our hub: there a node's own
+/// Judges a Node's request. `annotation` is read only where the server is not our hub: there a node's own
 /// identity may write annotations, and the hub keeps the real field.
 pub fn requested_source(
     config_source: Option<&Value>,
@@ -151,7 +151,7 @@ pub fn requested_source(
     }
 }
 
-/// Names the place that the operator wrote it at, where the text names the field.
+/// Names the place where the operator wrote it, instead of the field.
 fn in_annotation(why: String) -> String {
     match why.strip_prefix(FIELD) {
         Some(rest) => format!("{ANNOTATION}{rest}"),
@@ -224,7 +224,8 @@ fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<&'a str, Strin
     }
 }
 
-/// The characters Kubernetes allows in names and ConfigMap keys: what goes into a URL path or is looked up as a key.
+/// Checks for the characters that Kubernetes allows in names and ConfigMap keys: they become parts of a URL's
+/// path or are looked up as a key.
 fn check_name(field: &str, value: &str) -> Result<(), String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if value.len() > NAME_BYTES || !value.chars().all(allowed) || value == "." || value.starts_with("..") {
@@ -236,7 +237,8 @@ fn check_name(field: &str, value: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// UIDs and resourceVersions become file names only if they are this plain: no path may leave the state directory.
+/// UIDs and resourceVersions become file names only if they are this plain: no path may leave the state
+/// directory.
 pub fn is_file_name(text: &str) -> bool {
     (1..=UID_BYTES).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }

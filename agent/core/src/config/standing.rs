@@ -1,7 +1,7 @@
 //! Which config runs, and why it is not the one that should: one state at a time (RULES.md, "Start").
 //!
-//! Always holds: only what was assigned can be on trial; a fallback knows what it stands in for. `start` finds the first state, and
-//! `running` changes it with each transition that does not end the run.
+//! Always holds: only an assigned config can be on trial; a fallback knows the config that it replaces.
+//! `start` finds the first state, and `running` changes it with each transition that does not end the run.
 
 use crate::config::records::Verdict;
 use std::mem;
@@ -9,7 +9,7 @@ use std::mem;
 /// Which config runs.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Standing {
-    /// The local one, and no other should.
+    /// The local one, as it should.
     Local,
     /// The assigned one, whose payload is not last-known-good yet.
     InTrial {
@@ -22,11 +22,11 @@ pub(crate) enum Standing {
     Fallback(Fallback),
 }
 
-/// What runs in the place of another config.
+/// A config that runs in place of another.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Fallback {
     pub(crate) runs: Substitute,
-    /// Why the config that should run does not; None when it can, which takes a restart.
+    /// Why the config that should run does not; `None` when it can, after a restart.
     pub(crate) obstacle: Option<Obstacle>,
     /// The fallbacks that were tried before, each with its UID and why it does not run.
     pub(crate) passed_over: Vec<(Rank, String, Obstacle)>,
@@ -34,7 +34,7 @@ pub(crate) struct Fallback {
     pub(crate) freed: Option<String>,
 }
 
-/// What can stand in for another config.
+/// The configs that can replace another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Substitute {
     LastKnownGood,
@@ -50,20 +50,20 @@ pub(crate) enum Substitute {
 pub(crate) enum Obstacle {
     /// It has a verdict. `recorded` is false if that could not be written.
     Marked { verdict: Verdict, recorded: bool },
-    /// Its content is not at hand.
+    /// Its content is unavailable.
     Missing(String),
-    /// Which config is assigned is not known.
+    /// The assigned config is unknown.
     AssignmentUnknown(String),
-    /// Earlier verdicts cannot be read, so it may be a bad config.
+    /// Earlier verdicts are unreadable, so it may be a bad config.
     VerdictsUnknown(String),
-    /// Its start could not be recorded, and a trial that is not recorded is not made.
+    /// Its start could not be recorded, and an unrecorded trial is not made.
     NotRecorded(String),
     /// The source was invalid when it was last read.
     SourceInvalid(String),
 }
 
 impl Obstacle {
-    /// It goes when the disk takes what it refused.
+    /// It ends when the disk accepts the refused write.
     fn waits_for_disk(&self) -> bool {
         matches!(self, Self::Marked { recorded: false, .. } | Self::NotRecorded(_))
     }
@@ -79,7 +79,7 @@ pub(crate) enum Rank {
 }
 
 impl Rank {
-    /// As the condition calls it.
+    /// The condition's word for it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Assigned => "current",
@@ -90,7 +90,7 @@ impl Rank {
 }
 
 impl Standing {
-    /// A config of this rank runs; `is_good`: its payload is last-known-good.
+    /// A config of this rank runs; `is_good` if its payload is last-known-good.
     pub(crate) fn of(
         rank: Rank,
         is_good: bool,
@@ -106,7 +106,7 @@ impl Standing {
         Self::Fallback(Fallback { runs, obstacle, passed_over, freed: None })
     }
 
-    /// The local config runs in the place of another, or beside a source that is invalid.
+    /// The local config runs in place of another, or beside an invalid source.
     pub(crate) fn local_for(obstacle: Option<Obstacle>, passed_over: Vec<(Rank, String, Obstacle)>) -> Self {
         match obstacle {
             None if passed_over.is_empty() => Self::Local,
@@ -114,7 +114,7 @@ impl Standing {
         }
     }
 
-    /// As a report calls it.
+    /// The report's word for it.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -136,7 +136,7 @@ impl Standing {
         matches!(self, Self::InTrial { .. })
     }
 
-    /// Whether a config of this rank would run before what runs.
+    /// Whether a config of this rank would run before the running one.
     pub(crate) fn is_behind(&self, rank: Rank) -> bool {
         match self {
             Self::InTrial { .. } | Self::KnownGood => false,
@@ -172,7 +172,7 @@ impl Standing {
         self.fallback().map(|fallback| fallback.passed_over.as_slice()).unwrap_or_default()
     }
 
-    /// The verdict on the config that should run, if no disk took it yet.
+    /// The verdict on the config that should run, if no disk accepted it yet.
     pub(crate) fn unrecorded(&self) -> Option<&Verdict> {
         match self.obstacle() {
             Some(Obstacle::Marked { verdict, recorded: false }) => Some(verdict),
@@ -180,28 +180,29 @@ impl Standing {
         }
     }
 
-    /// Whether it changes when the disk takes what it refused, or with the restart that follows.
+    /// Whether it changes when the disk accepts the refused write, or with the restart that follows.
     pub(crate) fn waits_for_disk(&self) -> bool {
         self.fallback().is_some_and(|fallback| {
             fallback.freed.is_some() || fallback.obstacle.as_ref().is_some_and(Obstacle::waits_for_disk)
         })
     }
 
-    /// An accepted renewal came when the trial was over.
+    /// A renewal was accepted when the trial was over.
     pub(crate) fn heard_after_trial(&mut self) {
         if let Self::InTrial { is_promotable } = self {
             *is_promotable = true;
         }
     }
 
-    /// The trial begins anew.
+    /// The trial restarts.
     pub(crate) fn trial_begins_anew(&mut self) {
         if let Self::InTrial { is_promotable } = self {
             *is_promotable = false;
         }
     }
 
-    /// Another config should run from now on, and this keeps it from that. `runs`: what the one that ran as assigned is to it.
+    /// Another config should run from now on, and this obstacle prevents it. `runs` is the relation of the
+    /// config that ran as assigned to the new one.
     pub(crate) fn obstructed(&mut self, obstacle: Obstacle, runs: Substitute) {
         match self {
             Self::Fallback(fallback) => fallback.obstacle = Some(obstacle),
@@ -213,14 +214,14 @@ impl Standing {
         }
     }
 
-    /// What was passed over was so for another config.
+    /// The fallbacks that were passed over belonged to another config.
     pub(crate) fn forget_passed_over(&mut self) {
         if let Some(fallback) = self.fallback_mut() {
             fallback.passed_over.clear();
         }
     }
 
-    /// A verdict stands against the config that should run.
+    /// The config that should run has a verdict.
     pub(crate) fn marked(&mut self, verdict: Verdict) {
         if let Some(fallback) = self.fallback_mut() {
             fallback.obstacle = Some(Obstacle::Marked { verdict, recorded: true });
@@ -236,7 +237,7 @@ impl Standing {
         }
     }
 
-    /// The obstacle is gone if it is one of these. Says whether it was.
+    /// Removes the obstacle if it is one of these. Returns whether it was.
     pub(crate) fn cleared(&mut self, which: impl FnOnce(&Obstacle) -> bool) -> bool {
         let Some(fallback) = self.fallback_mut() else { return false };
         let is_gone = fallback.obstacle.as_ref().is_some_and(which);
@@ -246,7 +247,7 @@ impl Standing {
         is_gone
     }
 
-    /// What was passed over for this verdict has none any more, and would run before what runs.
+    /// A fallback that was passed over for a verdict has none any more, and would run before the running one.
     pub(crate) fn free(&mut self, rank: Rank, uid: &str) {
         let Some(fallback) = self.fallback_mut() else { return };
         let was_marked = |(other, _, obstacle): &(Rank, String, Obstacle)| {

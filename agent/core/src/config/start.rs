@@ -1,8 +1,9 @@
 //! The decision at start (RULES.md, "Start"): which config runs, and what is written before it runs.
 //!
-//! Always holds: some config runs, the local one if nothing else can; the start of a config is recorded before its payload
-//! is parsed; a verdict that could not be written leaves the counts that prove it in their record; every prefix of the writes is
-//! a state this same program can start from. Nothing here waits for the network.
+//! Always holds: some config runs, the local one if no other can; the start of a config is recorded before
+//! its payload is parsed; a verdict that could not be written leaves the counts that prove it in their
+//! record; every prefix of the writes is a state this same program can start from. Nothing here waits for the
+//! network.
 
 use crate::config::digest::{ConfigId, Identity};
 use crate::config::disk::{AssignedNow, Content, Disk, load};
@@ -23,7 +24,7 @@ use std::rc::Rc;
 pub(crate) struct Facts {
     /// `--config`, drop-ins and flags, valid as a whole.
     pub(crate) local: Rc<LocalLayers>,
-    /// The local config they give.
+    /// The local config that results from them.
     pub(crate) local_effective: Rc<Effective>,
     /// Canonical drop-ins and flags: part of every config's id.
     pub(crate) overrides: Rc<Vec<u8>>,
@@ -31,7 +32,7 @@ pub(crate) struct Facts {
     pub(crate) dynamic: bool,
     /// This boot.
     pub(crate) boot_id: String,
-    /// How the previous run ended, as far as anybody recorded it.
+    /// How the previous run ended, as far as it was recorded.
     pub(crate) previous: PreviousRun,
     /// For stamps only.
     pub(crate) wall: Timestamp,
@@ -54,57 +55,58 @@ impl Facts {
 #[derive(Debug, Clone)]
 pub(crate) struct InUse {
     pub(crate) effective: Rc<Effective>,
-    /// Its record, and which content it is; None for local.
+    /// Its record, and its content; `None` for local.
     pub(crate) config: Option<(ConfigRecord, Identity)>,
-    /// Its counts, whether or not they could be recorded.
+    /// Its counts, recorded or not.
     pub(crate) counts: Counts,
     pub(crate) terms: Terms,
 }
 
 impl InUse {
-    /// Whose its counts are.
+    /// The owner of its counts.
     pub(crate) fn ran_as(&self) -> RanAs {
         self.config.as_ref().map_or(RanAs::Local, |(_, is)| RanAs::Payload(is.payload))
     }
 }
 
-/// How a start ended: with some config in use.
+/// The result of a start: some config is in use.
 #[derive(Debug, Clone)]
 pub(crate) struct Started {
     pub(crate) in_use: InUse,
     pub(crate) disk: Disk,
-    /// What is assigned, if its content is at hand.
+    /// The assigned config, if its content is available.
     pub(crate) assigned: Option<Identity>,
-    /// The last-known-good, if its content is at hand.
+    /// The last-known-good, if its content is available.
     pub(crate) last_known_good: Option<Identity>,
-    /// The one before that, if its content is at hand.
+    /// The one before that, if its content is available.
     pub(crate) previous: Option<Identity>,
-    /// What the config in use is to the one that should run.
+    /// The relation of the config in use to the one that should run.
     pub(crate) standing: Standing,
     /// Records that were set aside or left alone, for condition and event.
     pub(crate) findings: Vec<String>,
     /// The parser's and validator's full report on the assigned config, if it was condemned now.
     pub(crate) report: Option<String>,
-    /// How the run before ended, if it was counted or cut.
+    /// How the run before ended, if that was counted or a cut.
     pub(crate) ended: Option<String>,
-    /// Set at the first start with a newly assigned config, or with the local one after it: the text of the event.
+    /// Set at the first start with a newly assigned config, or with the local one after it: the text of the
+    /// event.
     pub(crate) changed: Option<String>,
-    /// While a config is on trial: what the last-known-good would do to pods.
+    /// While a config is on trial: the last-known-good's limits for pods.
     pub(crate) floor: Option<Floor>,
     /// New verdicts.
     pub(crate) condemned: Vec<Verdict>,
-    /// Pods are held since this start; why.
+    /// Why pods are held since this start.
     pub(crate) held: Option<String>,
-    /// All counts brought up to date, recorded or not.
+    /// All updated counts, recorded or not.
     pub(crate) startups: Startups,
-    /// The end of the previous run proved something that could not be recorded: the evidence must stay.
+    /// The end of the previous run has a consequence that could not be recorded: the evidence must stay.
     pub(crate) evidence_unrecorded: bool,
     /// There was no list of bad configs yet: this version of the agent is new here, or has condemned nothing.
     pub(crate) began_list: bool,
 }
 
-/// Results of parsing, each by the config and whether it was judged as a proven one: a program that runs again from its top
-/// parses once.
+/// Results of parsing, each by the config and whether it was judged as a proven one: a program that runs
+/// again from its top parses once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Parsed(Vec<((ConfigId, bool), ParseResult)>);
 
@@ -116,7 +118,7 @@ impl Parsed {
         if let Some((_, result)) = self.0.iter().find(|(parsed, _)| *parsed == key) {
             return result.clone();
         }
-        // bounds that came with a later release take no proven config away
+        // limits of a later release do not make a proven config invalid
         let result = if is_proven {
             kubelet::effective_of_proven(local, &content.payload)
         } else {
@@ -128,7 +130,7 @@ impl Parsed {
     }
 }
 
-/// Runs the decision. The caller performs each step it suspends on.
+/// Runs the decision. The caller performs each step that it suspends on.
 pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Suspendable<Started> {
     let mut findings = Vec::new();
     // off means untouched: not even a damaged record is set aside
@@ -178,10 +180,11 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
     }
 }
 
-/// (2) Nothing assigned: the local config is its own last-known-good. After a reset the last-known-good stays until a Node was seen.
-/// Its starts are counted like those of any other: what a pod does to its agent must show on a node that was never pushed a config.
+/// (2) Nothing assigned: the local config is its own last-known-good. After a reset the last-known-good stays
+/// until a Node was seen. Its starts are counted like any other's: crashes of the agent that a pod causes
+/// must show on a node that was never pushed a config.
 fn start_local(steps: &mut Steps, facts: &Facts, mut started: Started) -> Suspendable<Started> {
-    // a write that fails here changes nothing about what runs, and the next start tries again
+    // a failed write here does not change which config runs, and the next start tries again
     let before = (started.disk.last_known_good.clone(), started.disk.startups.clone());
     if started.disk.current.known().is_some_and(|current| current.reset) {
         fallbacks(steps, facts, &mut started, None)?;
@@ -190,7 +193,7 @@ fn start_local(steps: &mut Steps, facts: &Facts, mut started: Started) -> Suspen
     }
     let ran_config = |startups: &Startups| matches!(startups.last, Some(RanAs::Payload(_)));
     if ran_config(&started.startups) {
-        // what was assigned is not any more, and its run ended for that
+        // the config is not assigned any more, which ended its run
         started.startups.close();
     }
     started.account(facts);
@@ -207,7 +210,7 @@ fn start_local(steps: &mut Steps, facts: &Facts, mut started: Started) -> Suspen
     Ok(started)
 }
 
-/// (3) Something is assigned: run it if it is usable, else fall back.
+/// (3) Something is assigned: run it if it is usable, or else fall back.
 fn start_assigned(
     steps: &mut Steps,
     facts: &Facts,
@@ -253,7 +256,8 @@ fn fallbacks(
     for (rank, config) in records {
         let Some(config) = config else { continue };
         let content = match assigned {
-            // by payload: one object may hold several configs, each under a key of its own, and several objects the same one
+            // by payload: one object may have several configs, each under a key of its own, and several
+            // objects the same one
             Some((other, Ok(content))) if config.is_same_payload(other) => Ok(content.clone()),
             _ => load(steps, &config, &facts.overrides)?,
         };
@@ -268,7 +272,7 @@ fn fallbacks(
         if let (Rank::LastKnownGood, Some((other, _)), Err(why)) = (rank, assigned, &content)
             && !config.is_same_payload(other)
         {
-            // reported while all is well: when it is needed it is too late
+            // reported while all is well: when the fallback is needed it is too late
             let finding = format!("last-known-good (UID: {}) could not be fallen back to: {why}", config.uid);
             started.findings.push(finding);
         }
@@ -284,23 +288,24 @@ fn fallbacks(
 }
 
 impl Started {
-    /// What earlier releases recorded about a content belongs to it.
+    /// Moves the records of earlier releases about a content to its present id.
     fn take_over(&mut self, uid: &str, is: &Identity) {
         self.disk.take_over_verdicts(uid, is);
         self.startups.take_over(is);
     }
 
-    /// Brings all counts up to date by how the previous run ended, and drops those of configs that no record names.
+    /// Updates all counts with how the previous run ended, and drops those of configs that no record names.
     fn account(&mut self, facts: &Facts) {
         let named = self.named();
         let startups = &mut self.startups;
-        // whose they are is not known, and no content was found that could be asked
+        // their config is unknown, and no available content matched
         startups.older = None;
         startups.records.retain(|ran_as, _| named.as_ref().is_none_or(|named| named.contains(ran_as)));
         for counts in startups.records.values_mut() {
             let ended = Ended::read(counts, &facts.boot_id, &facts.previous);
             if ended == Ended::Clean && counts.open.as_deref() == Some(facts.boot_id.as_str()) {
-                // its end could not be recorded; if it runs again there is nothing to write, perhaps on a full disk
+                // its end could not be recorded; if it runs again the record needs no write, perhaps on a
+                // full disk
                 continue;
             }
             *counts = judge::counted(std::mem::take(counts), &ended, facts.wall);
@@ -309,14 +314,14 @@ impl Started {
                 Ended::Counted(how) => how,
                 Ended::Cut => "the power failed, or the disk stalled".into(),
             };
-            // one config ran; the records of the others, which ended cleanly long ago, say nothing about it
+            // one config ran; the records of the others, which ended cleanly long ago, are irrelevant
             self.ended.get_or_insert(how);
             counts.open = None;
         }
     }
 
-    /// The configs that a record names, and local; None while a record cannot be read that may name more, or one names a config of
-    /// which neither it nor the content says the payload.
+    /// The configs that a record names, and local; `None` while an unreadable record may name more, or a
+    /// record names a config whose payload neither it nor the content shows.
     fn named(&self) -> Option<Vec<RanAs>> {
         if self.disk.current.known().is_none() || self.disk.last_known_good.unknown().is_some() {
             return None;
@@ -334,7 +339,7 @@ impl Started {
         for (config, is) in configs {
             match is.map(|is| is.payload).or_else(|| config?.payload()) {
                 Some(payload) => named.push(RanAs::Payload(payload)),
-                // any of them may be its
+                // any of them may be this config's
                 None if config.is_some() => return None,
                 None => {}
             }
@@ -342,7 +347,7 @@ impl Started {
         Some(named)
     }
 
-    /// Records all counts. A config that runs has them in its record from then on.
+    /// Records all counts. A running config has its counts in its record from then on.
     fn record(&mut self, steps: &mut Steps) -> Suspendable<Durable> {
         let done = self.disk.put_startups(steps, self.startups.clone())?;
         self.evidence_unrecorded = done.is_err();
@@ -350,8 +355,9 @@ impl Started {
     }
 }
 
-/// Runs the first of the chain that is usable, else local (6). If that crash-loops too, as the last resort, all that wait are tried
-/// again, in the same order. `obstacle`: why the assigned config is not in the chain.
+/// Runs the first usable one of the chain, or else local (6). If local crash-loops too, as the last resort,
+/// all waiting configs are tried again, in the same order. `obstacle` is why the assigned config is not in
+/// the chain.
 fn run_first(
     steps: &mut Steps,
     facts: &Facts,
@@ -389,14 +395,14 @@ fn run_first(
             started.standing = Standing::local_for(obstacle, passed_over);
             return use_local(steps, facts, started, counts, weighed);
         }
-        // it is not what pods do: they are not held any more
+        // pods are not the cause: they are released
         started.startups.hold = false;
         started.startups.set(RanAs::Local, judge::emptied(counts));
     }
     unreachable!("the second time local runs, if nothing else does")
 }
 
-/// What the config that is fallen back to would do to pods: last-known-good, or local if that cannot be read now.
+/// The limits for pods of the config to fall back to: last-known-good, or local if that is unavailable now.
 fn floor(facts: &Facts, parsed: &mut Parsed, chain: &[Candidate]) -> Floor {
     let good = chain.iter().find(|candidate| candidate.rank == Rank::LastKnownGood);
     let content = good.and_then(|good| good.content.as_ref().ok());
@@ -415,7 +421,7 @@ fn use_local(
     let counts = match weighed {
         Weighed::GoesOn => counts,
         Weighed::HoldsPods => started.hold_pods(counts, "the local config"),
-        // nothing waits that could be tried instead: it goes on
+        // no waiting config could be tried instead: local continues
         Weighed::Bad(_) => judge::emptied(counts),
     };
     let Terms { trial_ms, threshold, .. } = started.in_use.terms;
@@ -426,8 +432,8 @@ fn use_local(
     Ok(started)
 }
 
-/// The last resort crash-loops: every config of the chain that waits may be tried again. Says whether there was one, and that it is
-/// recorded.
+/// The last resort crash-loops: every waiting config of the chain may be tried again. Returns whether there
+/// was one, and it is recorded.
 fn end_waits(steps: &mut Steps, started: &mut Started, chain: &[Candidate]) -> Suspendable<bool> {
     let Some(mut bad) = started.disk.bad_configs.known().cloned() else { return Ok(false) };
     let in_use = started.disk.in_use();
@@ -445,8 +451,8 @@ fn end_waits(steps: &mut Steps, started: &mut Started, chain: &[Candidate]) -> S
     Ok(any && started.disk.put_bad_configs(steps, bad)?.is_ok())
 }
 
-/// What a config on trial must not do alone: no pod ends, or is refused for good, for what the last-known-good would have let run. A
-/// roll back takes no such end back.
+/// Limits for a config on trial: it must not end a pod, or refuse one for good, that the last-known-good
+/// would have let run. A roll back could not undo that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Floor {
     pub(crate) eviction: Eviction,
@@ -478,7 +484,7 @@ fn try_to_run(
     let (role, what) = (*role, rank.name());
     let is = content.as_ref().ok().map(|content| content.is);
     let entry = match &started.disk.bad_configs {
-        // it may be in the list that cannot be read; a last-known-good was proven, and something must run
+        // the unreadable list may have it; a last-known-good was proven, and some config must run
         Known::Unknown { why, .. } if role.assigned && !role.last_known_good => {
             return Ok(Err(Obstacle::VerdictsUnknown(why.clone())));
         }
@@ -505,7 +511,7 @@ fn try_to_run(
     if let Some(before) = started.startups.records.get(&ran_as) {
         let patience_ms = judge::patience_ms(Terms::remembered(before), entry.as_ref());
         if judge::lost_contact(before, patience_ms, Terms::remembered(before), role) {
-            // the proof of a verdict that no disk took, whatever ran since
+            // these counts prove a verdict that no disk accepted, whatever config ran since
             let Counts { silent_ms, lost_ms, worse, .. } = *before;
             counts = Counts { silent_ms, lost_ms, worse, ..counts };
         }
@@ -520,8 +526,9 @@ fn try_to_run(
         Weighed::HoldsPods => started.hold_pods(counts, &format!("{what} (UID: {})", config.uid)),
         Weighed::Bad(kind) => return start_verdict.condemn(steps, started, kind).map(Err),
     };
-    // recorded before the payload is parsed: a payload that kills its parser must be counted. A start on trial that cannot be
-    // recorded is not made, for nothing would end its crash loop; a proven config runs even unrecorded
+    // recorded before the payload is parsed: a payload that kills its parser must be counted. A start on
+    // trial that cannot be recorded does not happen, because nothing would end its crash loop; a proven
+    // config runs even unrecorded
     let in_trial = role.assigned && !role.last_known_good && counts.ran_ms < terms.settled_after_ms();
     let before = started.startups.clone();
     started.begin(facts, ran_as, counts);
@@ -573,7 +580,8 @@ fn terms_of(effective: &Effective) -> Terms {
 }
 
 impl Started {
-    /// Pods are held from now on: what crashes is proven, so it goes on with no counts, and the time of the hold begins.
+    /// Pods are held from now on: the config that crashes is proven, so it continues with empty counts, and
+    /// the time of the hold begins.
     fn hold_pods(&mut self, counts: Counts, what: &str) -> Counts {
         if !self.startups.hold {
             self.held = Some(format!(
@@ -604,10 +612,10 @@ struct StartVerdict<'a> {
 }
 
 impl StartVerdict<'_> {
-    /// Writes the verdict; whether or not that worked, the config does not run. A verdict that could not be written leaves the
-    /// counts that prove it.
+    /// Writes the verdict; whether or not that worked, the config does not run. A verdict that could not be
+    /// written leaves the counts that prove it.
     fn condemn(&mut self, steps: &mut Steps, started: &mut Started, kind: BadKind) -> Suspendable<Obstacle> {
-        // the end of the fallback that runs instead says nothing about it
+        // how the fallback that runs instead ends is irrelevant for it
         started.startups.close();
         let uid = &self.config.uid;
         let verdict = judge::verdict(kind, self.what, uid, self.facts.wall, self.entry.as_ref());
@@ -624,7 +632,7 @@ impl StartVerdict<'_> {
         let mut bad = match &started.disk.bad_configs {
             Known::Is(bad) => bad.clone(),
             Known::Absent => BadConfigs::default(),
-            // writing this verdict alone would drop all those in a list that could not be read
+            // writing this verdict alone would drop all those in an unreadable list
             Known::Unknown { .. } => return Ok(Obstacle::Marked { verdict, recorded: false }),
         };
         bad.mark(uid, &self.is, verdict.clone(), &started.disk.in_use());
@@ -652,7 +660,7 @@ pub(super) mod tests {
     const PAYLOAD: &str =
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n";
 
-    /// Those of a node without local files.
+    /// The facts of a node without local files.
     pub(in crate::config) fn facts() -> Facts {
         let local = LocalLayers::default();
         let local_effective = Rc::new(kubelet::effective(&local, None).expect("defaults are valid"));
@@ -690,7 +698,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A parser that ends the process leaves nothing but what was durable by then: the counted start must be.
+    /// A parser that ends the process leaves only durable writes: the counted start must be one.
     #[test]
     fn nothing_is_parsed_before_its_start_is_recorded() {
         let (facts, mut parsed, mut outcomes) = (facts(), Parsed::default(), Vec::new());
@@ -710,7 +718,7 @@ pub(super) mod tests {
         assert!(is_recorded && started.standing.is_assigned() && !parsed.0.is_empty());
     }
 
-    /// A start on this disk, and what it wrote.
+    /// A start on this disk, and its writes.
     fn start_on(disk: &dyn Fn(&StateFile) -> Read) -> (Started, Vec<(StateFile, Vec<u8>)>) {
         let (facts, mut parsed, mut outcomes, mut written) =
             (facts(), Parsed::default(), Vec::new(), Vec::new());

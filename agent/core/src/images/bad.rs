@@ -1,9 +1,8 @@
-//! Archives that cannot be unpacked, so that flash is not written with them again and again.
+//! Archives that cannot be unpacked: remembered so that flash is not written with them again and again.
 //!
-//! Always holds: an archive that failed [`MOST_TRIES`] times is not tried again by this agent; what is remembered is bounded, and
-//! forgotten by a restart. The key names the archive and what it is unpacked over: another image with the same layer in another
-//! archive is not held up by it.
-//! Leaves to others: which failures are the archive's own.
+//! Always holds: an archive that failed [`MOST_TRIES`] times is not tried again by this agent; the memory is
+//! bounded, and lost by a restart. The key is the archive and the layers below it: another image with the
+//! same layer in another archive is not affected. Leaves to others: which failures are the archive's own.
 
 use crate::sorted::SortedMap;
 use kedge_api::excerpt_of;
@@ -12,11 +11,12 @@ use super::digest::BlobDigest;
 
 /// How often one is tried: a failure may have been this machine's.
 const MOST_TRIES: u32 = 3;
-/// Most archives remembered; about 300 bytes each. Of more an earlier one is tried again: pulls that fail are rare by their back-off.
+/// Most archives remembered; about 300 bytes each. Beyond that an earlier one is tried again: failing pulls
+/// are rare because of their back-off.
 const MAX_ARCHIVES: usize = 64;
 const REASON_CHARS: usize = 200;
 
-/// What failed so far.
+/// The failures so far.
 #[derive(Debug, Default)]
 pub struct BadArchives {
     failed: SortedMap<BlobDigest, (u32, String)>,
@@ -30,7 +30,7 @@ impl BadArchives {
         BlobDigest::of(text.as_bytes())
     }
 
-    /// Notes a failure.
+    /// Records a failure.
     pub fn failed(&mut self, key: BlobDigest, why: &str) {
         if self.failed.len() >= MAX_ARCHIVES && !self.failed.contains_key(&key) {
             self.failed.pop_first();
@@ -40,7 +40,7 @@ impl BadArchives {
         *reason = excerpt_of(why, REASON_CHARS);
     }
 
-    /// Why it is not tried again; `None`: it may be.
+    /// Why it is not tried again; `None` if it may be.
     #[must_use]
     pub fn refusal(&self, key: &BlobDigest) -> Option<String> {
         let (_, reason) = self.failed.get(key).filter(|(tries, _)| *tries >= MOST_TRIES)?;

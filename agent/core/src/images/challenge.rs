@@ -1,20 +1,22 @@
-//! A registry's 401: which authentication it asks for (`WWW-Authenticate`, RFC 9110 section 11), and the answer to it.
+//! A registry's 401: the requested authentication (`WWW-Authenticate`, RFC 9110 section 11), and the answer
+//! to it.
 //!
-//! Always holds: the header is bounded; of several challenges Bearer is taken before Basic, others are passed over; a token is
-//! asked for with the scope of one repository, to read it, whatever else the registry proposes.
-//! Leaves to others: sending, and whether the token's server may see a password (`agent/src/images/registry.rs`).
+//! Always holds: the header is bounded; of several challenges Bearer is preferred to Basic, others are
+//! skipped; the requested scope of a token is to read one repository, whatever else the registry proposes.
+//! Leaves to others: sending, and whether the token's server may see a password
+//! (`agent/src/images/registry.rs`).
 
 use kedge_api::{excerpt, percent_encoded};
 use serde::Deserialize;
 
 /// Longest header that is read; known ones have under 500 bytes.
 pub const MAX_HEADER_BYTES: usize = 8 * 1024;
-/// Most challenges and parameters looked at.
+/// Most challenges and parameters read.
 const MAX_PARTS: usize = 64;
-/// Longest token; the longest known have 4 KiB, and most servers take no header above 8 KiB.
+/// Longest token; the longest known have 4 KiB, and most servers accept no header above 8 KiB.
 pub const MAX_TOKEN_BYTES: usize = 16 * 1024;
 
-/// How a registry wants to be spoken to.
+/// The authentication that a registry requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Challenge {
     /// User and password with each request.
@@ -23,7 +25,7 @@ pub enum Challenge {
     Bearer {
         /// The URL that gives tokens.
         realm: String,
-        /// Whom the token is for; empty if the registry does not say.
+        /// The service that the token is for; empty if the registry sends none.
         service: String,
     },
 }
@@ -32,7 +34,7 @@ impl Challenge {
     /// Chooses among the challenges of one answer's headers.
     ///
     /// # Errors
-    /// None can be met; the text says what was asked.
+    /// None can be met; the text lists the challenges.
     pub fn choose<'a>(headers: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
         let mut found = None;
         let mut asked = String::new();
@@ -56,7 +58,7 @@ impl Challenge {
         })
     }
 
-    /// The URL that gives a token to read `repository`; `None` for Basic.
+    /// The URL of a token to read `repository`; `None` for Basic.
     #[must_use]
     pub fn token_url(&self, repository: &str) -> Option<String> {
         let Self::Bearer { realm, service } = self else { return None };
@@ -94,7 +96,7 @@ fn challenges(header: &str) -> Vec<(&str, Vec<(String, String)>)> {
         rest = rest.trim_start_matches([' ', '\t', ',']);
         let word = rest.find([' ', '\t', ',', '=']).unwrap_or(rest.len());
         if word == 0 {
-            // not a word: what follows cannot be told apart
+            // not a word: the rest cannot be split
             break;
         }
         let (name, after) = rest.split_at(word);
@@ -118,7 +120,7 @@ fn challenges(header: &str) -> Vec<(&str, Vec<(String, String)>)> {
     found
 }
 
-/// A token or a quoted string, and what follows it.
+/// A token or a quoted string, and the rest of the text.
 fn value_of(text: &str) -> (String, &str) {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find([',', ' ', '\t']).unwrap_or(text.len());

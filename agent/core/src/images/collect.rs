@@ -1,11 +1,12 @@
 //! Garbage collection of images: kubelet's rule by age and by how full the disk is.
 //!
-//! Always holds: an image that a pod needs or a container mounts is never chosen, nor one younger than `imageMinimumGCAge`, nor
-//! anything while a record cannot be read. Of the rest, first what is unused beyond `imageMaximumGCAge`; then, once the disk is
-//! as full as `imageGCHighThresholdPercent`, the least recently used until it is at `imageGCLowThresholdPercent`.
+//! Always holds: an image that a pod needs or a container mounts is never chosen, nor one younger than
+//! `imageMinimumGCAge`, nor any image while a record is unreadable. Of the rest, first the images unused
+//! beyond `imageMaximumGCAge`; then, once the disk is as full as `imageGCHighThresholdPercent`, the least
+//! recently used until it is at `imageGCLowThresholdPercent`.
 //!
-//! Ages are running time of this agent, as upstream's: an image seen at a start is as young as the start. What a removal frees
-//! is counted by the layers that no other image keeps.
+//! Ages are running time of this agent, as upstream's: an image seen at a start is as young as the start. The
+//! freed bytes of a removal are those of the layers that no other image keeps.
 
 use crate::images::thresholds::Thresholds;
 use crate::sorted::{SortedMap, SortedSet};
@@ -15,7 +16,7 @@ use super::digest::BlobDigest;
 use super::record::{Record, Records};
 use super::room::Disk;
 
-/// Since when images are known, and when each was last needed.
+/// Since when each image is known, and when it was last needed.
 #[derive(Clone, Debug, Default)]
 pub struct Ages(SortedMap<BlobDigest, Age>);
 
@@ -26,11 +27,12 @@ struct Age {
 }
 
 impl Ages {
-    /// Notes which images there are now, and which of them are needed. What is gone is forgotten.
+    /// Records the present images, and which of them are needed. Forgets those that are gone.
     pub fn note(&mut self, records: &Records, needed: &SortedSet<BlobDigest>, now: Duration) {
         self.0.retain(|id, _| records.get(id).is_some());
         for record in records.iter() {
-            // one never needed counts from when it came: upstream's zero would make it go before all others
+            // an image that was never needed counts from when it came: with upstream's zero it would be
+            // removed before all others
             let age = self.0.entry(record.id).or_insert(Age { first_seen: now, last_needed: now });
             if needed.contains(&record.id) {
                 age.last_needed = now;
@@ -39,13 +41,13 @@ impl Ages {
     }
 }
 
-/// What to remove, in this order.
+/// The images to remove, in this order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub remove: Vec<BlobDigest>,
-    /// What that frees.
+    /// Bytes that this frees.
     pub freed_bytes: u64,
-    /// What should be freed; more than `freed_bytes` means `FreeDiskSpaceFailed`.
+    /// Bytes that should be freed; more than `freed_bytes` means `FreeDiskSpaceFailed`.
     pub wanted_bytes: u64,
 }
 
@@ -72,7 +74,7 @@ pub fn choose(
         .collect();
     unused.sort_by_key(|(age, id)| (age.last_needed, age.first_seen, *id));
     for (age, id) in unused {
-        // one that this collection is the first to see has no age, and counts where none is asked for
+        // an image that this collection is the first to see has no age, and may go if no minimum age is set
         let is_old =
             thresholds.maximum_age.is_some_and(|oldest| now.saturating_sub(age.last_needed) >= oldest);
         if !is_old && plan.freed_bytes >= plan.wanted_bytes {
@@ -99,7 +101,7 @@ pub(super) fn used_percent(disk: &Disk) -> u128 {
     100_u128.saturating_sub(available.saturating_mul(100).checked_div(capacity).unwrap_or(100))
 }
 
-/// How many bytes have to go, by kubelet's rule.
+/// How many bytes should be freed, by kubelet's rule.
 fn wanted(disk: &Disk, thresholds: &Thresholds) -> u64 {
     let (capacity, available) = (u128::from(disk.capacity_bytes), u128::from(disk.available_bytes));
     let is_full = used_percent(disk) >= u128::from(thresholds.high_percent);
@@ -119,7 +121,7 @@ fn users_of_layers(records: &Records) -> SortedMap<BlobDigest, usize> {
     users
 }
 
-/// Takes an image's use off its layers; the bytes of those that lost their last.
+/// Subtracts an image's use from its layers; returns the bytes of those that lost their last use.
 fn release(
     records: &Records,
     id: &BlobDigest,
@@ -160,7 +162,8 @@ mod tests {
         Duration::from_secs(n)
     }
 
-    /// Images 1, 2 and 3 with 60 bytes each of their own on 200 that they share; needed last at 10, 20 and 30 s.
+    /// Images 1, 2 and 3 with 60 bytes each of their own on 200 that they share; needed last at 10, 20 and 30
+    /// s.
     fn three() -> (Records, Ages, SortedMap<BlobDigest, u64>) {
         let all = records(&[
             record(1, &["r.lan/a:1"], &[100, 11], 1),

@@ -1,8 +1,9 @@
 //! When images are collected, and which Events report it, by kubelet's rule.
 //!
-//! Always holds: one collection is under way at a time; the first comes as soon as it is known what pods need, and notes ages; no
-//! image is looked at where the thresholds remove none. A failure that goes on is reported twice (`FreeDiskSpaceFailed` or a line of
-//! the log, then `ImageGCFailed`), and again after a success. Leaves to others: which images go (`collect`), removing them.
+//! Always holds: one collection is under way at a time; the first starts as soon as the images that pods need
+//! are known, and records ages; no image is examined if the thresholds remove none. A lasting failure is
+//! reported twice (`FreeDiskSpaceFailed` or a line of the log, then `ImageGCFailed`), and again after a
+//! success. Leaves to others: which images to remove (`collect`), and the removal.
 
 use super::collect::used_percent;
 use crate::answer::Level;
@@ -17,11 +18,11 @@ const MOST_NAMES: usize = 20;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Collecting {
-    /// None: nothing is ever removed.
+    /// `None` if images are never removed.
     thresholds: Option<Thresholds>,
-    /// None: one is under way.
+    /// When the next is due; `None` while one is under way.
     wake: Option<Duration>,
-    /// In a row.
+    /// Consecutive failures.
     failures: u32,
 }
 
@@ -35,19 +36,19 @@ impl Collecting {
         self.wake.filter(|_| self.thresholds.is_some())
     }
 
-    /// The thresholds, if a collection begins now.
+    /// The thresholds, if a collection is due now.
     pub(crate) fn begin(&mut self, now: Duration) -> Option<Thresholds> {
         self.next_deadline().filter(|due| *due <= now)?;
         self.wake = None;
         self.thresholds
     }
 
-    /// One begins now, whatever is due; false: another one is under way.
+    /// Starts one now, whether or not it is due; false if another one is under way.
     pub(crate) fn begin_at_once(&mut self) -> bool {
         self.wake.take().is_some()
     }
 
-    /// It has ended: what to report.
+    /// The collection has ended: returns the reports.
     pub(crate) fn ended(&mut self, now: Duration, result: &Result<Collected, String>) -> Report {
         self.wake = Some(now.saturating_add(PERIOD));
         let mut report = Report::default();
@@ -71,7 +72,7 @@ impl Collecting {
     }
 }
 
-/// What a collection gives people to read.
+/// The reports of a collection to people.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) lines: Vec<(Level, String)>,
@@ -87,7 +88,7 @@ fn removed(collected: &Collected) -> Option<String> {
     })
 }
 
-/// Why a collection did not do what it should, with upstream's reason if it has one of its own.
+/// Why a collection failed, with upstream's reason if it has one of its own.
 fn failure(result: &Result<Collected, String>) -> Option<(Option<&'static str>, String)> {
     let collected = match result {
         Ok(collected) => collected,
@@ -97,7 +98,7 @@ fn failure(result: &Result<Collected, String>) -> Option<(Option<&'static str>, 
         return Some((None, format!("{first} ({} problems)", collected.problems.len())));
     }
     (collected.freed_bytes < collected.wanted_bytes).then(|| {
-        // upstream's words
+        // upstream's text
         let message = format!(
             "Insufficient free disk space on the node's image filesystem ({}% of {} used). Failed to free sufficient space by \
              deleting unused images (freed {} bytes). Investigate disk usage, as it could be used by active images, logs, volumes, \
@@ -110,7 +111,7 @@ fn failure(result: &Result<Collected, String>) -> Option<(Option<&'static str>, 
     })
 }
 
-/// As upstream writes it.
+/// In upstream's form.
 fn size(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let unit = units.into_iter().find(|(_, shift)| bytes >> shift > 0);

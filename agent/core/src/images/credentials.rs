@@ -1,8 +1,10 @@
-//! Credentials for registries: Docker's `config.json` and the older `.dockercfg`, from a file of the node or from Secrets.
+//! Credentials for registries: Docker's `config.json` and the older `.dockercfg`, from a file of the node or
+//! from Secrets.
 //!
-//! Always holds: which entry serves which image is kubelet's rule: globs in the host's labels, equal ports, a prefix of the
-//! path, the longer key first, `https://index.docker.io/v1/` for docker.io; no password appears in a debug text or an error.
-//! Leaves to others: reading files and Secrets. `credHelpers` and `credsStore` name programs, and none is run.
+//! Always holds: kubelet's rule decides which entry serves which image: globs in the host's labels, equal
+//! ports, a prefix of the path, the longer key first, `https://index.docker.io/v1/` for docker.io; no
+//! password appears in a debug text or an error. Leaves to others: reading files and Secrets. `credHelpers`
+//! and `credsStore` name programs, which are not run.
 
 use crate::sorted::SortedMap;
 use std::cmp::Reverse;
@@ -18,7 +20,7 @@ use super::reference::{DEFAULT_REGISTRY, Reference};
 pub const MAX_BYTES: usize = 1 << 20;
 /// Most entries of one file.
 const MAX_ENTRIES: usize = 1000;
-/// The key that stands for docker.io, as `docker login` writes it.
+/// The key for docker.io, as `docker login` writes it.
 const DEFAULT_KEY: &str = "index.docker.io";
 
 /// User and password, or a token, for one registry.
@@ -45,7 +47,7 @@ impl Credential {
 /// Credentials of several sources; of equal keys those of the earlier source are tried first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keyring {
-    /// Key without scheme, and what it unlocks.
+    /// Key without scheme, and its credential.
     entries: Vec<(String, Credential)>,
 }
 
@@ -65,10 +67,10 @@ struct RawEntry {
 }
 
 impl Keyring {
-    /// Adds what a `config.json` (Secret key `.dockerconfigjson`) or a `.dockercfg` holds.
+    /// Adds the entries of a `config.json` (Secret key `.dockerconfigjson`) or a `.dockercfg`.
     ///
     /// # Errors
-    /// It cannot be read; nothing was added. No value of it is repeated.
+    /// It is unreadable; nothing was added. The error repeats none of its values.
     pub fn add(&mut self, bytes: &[u8]) -> Result<(), String> {
         if bytes.len() > MAX_BYTES {
             return Err(format!("{} bytes, expected at most {MAX_BYTES}", bytes.len()));

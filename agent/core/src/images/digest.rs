@@ -1,7 +1,8 @@
 //! Digests of blobs, as registries write them: `sha256:` and 64 lower case hexadecimal digits.
 //!
-//! Always holds: a value is safe as a file's name, and two texts of one value are equal. Other algorithms are refused by name:
-//! no registry in use needs them, and a second one would double what has to be trusted.
+//! Always holds: a value is safe as a file's name, and two texts of one value are equal. Other algorithms are
+//! refused, and the error names them: no registry in use needs them, and a second one would double the code
+//! that has to be trusted.
 
 use std::fmt;
 
@@ -26,7 +27,7 @@ impl BlobDigest {
     /// Reads `sha256:` and 64 lower case hexadecimal digits.
     ///
     /// # Errors
-    /// What was found, and what was expected.
+    /// The text found, and the form expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!("digest is {:?}, expected sha256: and 64 lower case hexadecimal digits", excerpt(text))
@@ -44,8 +45,8 @@ impl BlobDigest {
         self.0.to_string()
     }
 
-    /// The name of a chain of layers: of the first one its own digest, of each further one a digest over the chain below and
-    /// its own (OCI image specification, "Layer ChainID").
+    /// The name of a chain of layers: of the first one its own digest, of each further one a digest over the
+    /// chain below and its own (OCI image specification, "Layer ChainID").
     #[must_use]
     pub fn chain(below: Option<&Self>, layer: &Self) -> Self {
         match below {
@@ -54,8 +55,9 @@ impl BlobDigest {
         }
     }
 
-    /// The name of a directory that holds all layers of this chain, for a node without overlayfs. Another name than that of the
-    /// chain's top layer, which holds only what the top adds: a node that gets overlayfs later must not take one for the other.
+    /// The name of a directory with all layers of this chain merged, for a node without overlayfs. It differs
+    /// from the name of the chain's top layer, which has only the top's own files: a node that gets overlayfs
+    /// later must not take one for the other.
     #[must_use]
     pub fn merged(&self) -> Self {
         Self::of(format!("merged {self}").as_bytes())

@@ -1,18 +1,18 @@
-//! An image that is complete on this node, as containers are given it.
+//! A complete image on this node, as containers get it.
 
 use crate::images::ImageConfig;
 use std::time::Duration;
 
-/// An image that is wholly there.
+/// A complete image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Image {
-    /// The digest of its configuration: what the runtime mounts by.
+    /// The digest of its configuration, by which the runtime mounts it.
     pub id: String,
     /// `name@sha256:...`, as `imageID` shows it.
     pub reference: String,
     pub config: ImageConfig,
-    /// Of its layers as a registry has them, whether they were fetched now or were here.
+    /// Size of its layers at the registry, whether they were fetched now or present before.
     pub size_bytes: u64,
-    /// It was fetched for this: how long that took, and the bytes that came.
+    /// How long its fetching took, and its bytes, if it was fetched for this request.
     pub pulled: Option<(Duration, u64)>,
 }

@@ -1,9 +1,11 @@
-//! What a registry serves for an image: an index, a manifest, a config. Parse, don't validate: what is here can be used.
+//! A registry's documents for an image: an index, a manifest, a config. Parse, don't validate: a value of
+//! these types is usable.
 //!
-//! Always holds: a document is bounded before it is parsed; one that is both an index and a manifest is refused (two readers
-//! would see two images); sizes, digests, media types and the number of layers are checked; a config belongs to its manifest
-//! layer by layer. Media types are OCI's and Docker's schema 2; foreign layers and schema 1 are refused by name.
-//! Leaves to others: fetching, and comparing bytes with their digest.
+//! Always holds: a document is bounded before it is parsed; one that is both an index and a manifest is
+//! refused (two readers would see two images); sizes, digests, media types and the number of layers are
+//! checked; a config belongs to its manifest layer by layer. Media types are OCI's and Docker's schema 2;
+//! foreign layers and schema 1 are refused by name. Leaves to others: fetching, and comparing bytes with
+//! their digest.
 
 use kedge_api::excerpt;
 use serde::{Deserialize, Serialize};
@@ -11,19 +13,21 @@ use serde::{Deserialize, Serialize};
 use super::digest::BlobDigest;
 use super::platform::Platform;
 
-/// Longest index or manifest: what registries take.
+/// Longest index or manifest: registries accept this much.
 pub const MAX_MANIFEST_BYTES: usize = 4 << 20;
 /// Longest config. Known ones have some KiB; history and labels make it long.
 pub const MAX_CONFIG_BYTES: usize = 4 << 20;
-/// Most layers: what Docker makes; overlayfs and the page of its mount options take some more.
+/// Most layers: Docker makes up to this many; overlayfs and the page of its mount options allow some more.
 pub const MAX_LAYERS: usize = 127;
 /// Most images that an index offers; one for each platform, and one with its attestation, is about 30.
 pub const MAX_OFFERED: usize = 1000;
-/// Most entries of each list of a config, and the longest in sum: what a process may be started with (`ARG_MAX`).
+/// Most entries of each list of a config, and the longest in sum: the limit for starting a process
+/// (`ARG_MAX`).
 const MAX_WORDS: usize = 10_000;
 const MAX_WORD_BYTES: usize = 2 << 20;
 
-/// Most `Volumes` of a config, as of a pod; and of the path of one, which is made on the disk for each container.
+/// Most `Volumes` of a config, the same as of a pod; and longest path of one, which is made on the disk for
+/// each container.
 const MAX_VOLUMES: usize = 256;
 const MAX_PLACE_BYTES: usize = 1024;
 const MAX_PLACE_LEVELS: usize = 32;
@@ -34,7 +38,7 @@ const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 const DOCKER_SCHEMA_1: &str = "application/vnd.docker.distribution.manifest.v1";
 
-/// The `Accept` header of a request for a manifest. A registry answers 404 if the type that it has is missing here.
+/// The `Accept` header of a request for a manifest. A registry answers 404 if its type is missing here.
 pub const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json";
 
 /// How a layer's tar archive is compressed.
@@ -82,7 +86,7 @@ pub struct Blob {
     pub size_bytes: u64,
 }
 
-/// One layer as the registry has it.
+/// One layer as the registry stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerBlob {
     pub blob: Blob,
@@ -101,17 +105,17 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offered {
     pub manifest: Blob,
-    /// `None`: the index does not say.
+    /// `None` if the index does not have it.
     pub platform: Option<Platform>,
     /// The name of a layout's entry (`org.opencontainers.image.ref.name`).
     pub ref_name: Option<String>,
     /// The whole reference, where a tool wrote it (`io.containerd.image.name`).
     pub image_name: Option<String>,
-    /// What `cosign save` says that it is (`kind`).
+    /// Its kind, as `cosign save` records it (`kind`).
     pub kind: Option<String>,
 }
 
-/// What stands behind a tag or a digest.
+/// The document of a tag or a digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Document {
     Index(Vec<Offered>),
@@ -173,10 +177,10 @@ impl RawDescriptor {
 }
 
 impl Document {
-    /// Reads an index or a manifest. `content_type` is what the registry called it, if it did.
+    /// Reads an index or a manifest. `content_type` is the registry's type for it, if it sent one.
     ///
     /// # Errors
-    /// What is wrong with it, in one line.
+    /// The fault, in one line.
     pub fn parse(bytes: &[u8], content_type: Option<&str>) -> Result<Self, String> {
         if bytes.len() > MAX_MANIFEST_BYTES {
             return Err(format!(
@@ -251,11 +255,11 @@ impl Manifest {
     }
 }
 
-/// The image of an index that suits `host` best; of equals the first. One whose platform is unknown is taken only if no
-/// other suits: its config will say.
+/// The image of an index that suits `host` best; of equals the first. One with an unknown platform is chosen
+/// only if no other suits: its config will show the platform.
 ///
 /// # Errors
-/// No image suits; the text lists what there is.
+/// No image suits; the text lists those that exist.
 pub fn choose<'a>(offered: &'a [Offered], host: &Platform) -> Result<&'a Offered, String> {
     let ranked = offered.iter().filter_map(|image| match &image.platform {
         Some(platform) => Some((host.rank(platform)?, image)),
@@ -269,7 +273,8 @@ pub fn choose<'a>(offered: &'a [Offered], host: &Platform) -> Result<&'a Offered
     })
 }
 
-/// What an image says about the process that is started from it, under the names of the OCI image configuration.
+/// An image's settings for the process that is started from it, under the names of the OCI image
+/// configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageConfig {
     /// `Env`, each `NAME=value`.
@@ -289,7 +294,7 @@ pub struct ImageConfig {
 }
 
 impl ImageConfig {
-    /// The directories that `Volumes` names, absolute and without `.` and `..`.
+    /// The directories of `Volumes`, absolute and without `.` and `..`.
     ///
     /// # Errors
     /// They are too many, or too long.
@@ -324,7 +329,7 @@ impl ImageConfig {
     }
 }
 
-/// A whole config: the process, and what the layers unpack to.
+/// A whole config: the process, and the digests of the unpacked layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub image: ImageConfig,
@@ -360,10 +365,10 @@ struct RawImageConfig {
 }
 
 impl Config {
-    /// Reads the config of an image with so many layers.
+    /// Reads the config of an image with this many layers.
     ///
     /// # Errors
-    /// What is wrong with it, in one line.
+    /// The fault, in one line.
     pub fn parse(bytes: &[u8], layers: usize) -> Result<Self, String> {
         if bytes.len() > MAX_CONFIG_BYTES {
             return Err(format!("the config has {} bytes, expected at most {MAX_CONFIG_BYTES}", bytes.len()));

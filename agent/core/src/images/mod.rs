@@ -1,11 +1,12 @@
-//! Images, as far as they can be decided: which reference names what, which of an index's images fits this node, what a
-//! registry's answer means, what is missing, what may go.
+//! Images, as far as they need decisions: the image of a reference, the image of an index that fits this
+//! node, the meaning of a registry's answer, missing parts, and removals.
 //!
-//! Always holds: every text from a registry, a Secret or a disk is bounded before it is read and checked before it is used; a
-//! digest that is not 64 lower case hexadecimal digits never becomes a file's name; nothing in use is ever chosen for removal.
+//! Always holds: every text from a registry, a Secret or a disk is bounded before it is read and checked
+//! before it is used; a digest that is not 64 lower case hexadecimal digits never becomes a file's name;
+//! nothing in use is ever chosen for removal.
 //!
-//! Leaves to others: connections and files (`agent/src/images`), unpacking (`platform/src/images`), when a pod needs an image
-//! (`pods`).
+//! Leaves to others: connections and files (`agent/src/images`), unpacking (`platform/src/images`), when a
+//! pod needs an image (`pods`).
 
 pub mod bad;
 pub mod challenge;

@@ -1,14 +1,14 @@
 //! Platforms: which images run on this node, and which of several is the best.
 //!
-//! Always holds: the order is containerd's: the node's own variant first, then older ones that its processor also runs
-//! (arm64 before 32-bit arm, v7 before v6 before v5; amd64 before 386).
-//! Leaves to others: what the processor is (the caller says).
+//! Always holds: the order is containerd's: the node's own variant first, then older ones that its processor
+//! also runs (arm64 before 32-bit arm, v7 before v6 before v5; amd64 before 386). Leaves to others: finding
+//! out the processor (the caller knows it).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What an image was built for.
+/// The platform that an image was built for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Platform {
     #[serde(default)]
@@ -31,8 +31,8 @@ impl Platform {
         Self { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: variant.to_owned() }
     }
 
-    /// The platform of a processor by its name in Rust (`std::env::consts::ARCH`); `arm_version` is the "CPU architecture" of
-    /// `/proc/cpuinfo` on 32-bit ARM, 7 where it is unknown: no Kedge is built for less.
+    /// The platform of a processor by its name in Rust (`std::env::consts::ARCH`); `arm_version` is the "CPU
+    /// architecture" of `/proc/cpuinfo` on 32-bit ARM, 7 where it is unknown: no Kedge is built for less.
     #[must_use]
     pub fn of_processor(name: &str, arm_version: Option<u8>) -> Self {
         match name {
@@ -48,7 +48,7 @@ impl Platform {
         }
     }
 
-    /// The same platform under one spelling: `arm64` is v8, `arm` is v7, `amd64` has no variant below v2.
+    /// The same platform in one spelling: `arm64` is v8, `arm` is v7, `amd64` has no variant below v2.
     #[must_use]
     fn normalized(&self) -> Self {
         let architecture = match self.architecture.as_str() {

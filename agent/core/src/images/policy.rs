@@ -1,17 +1,18 @@
-//! `imagePullPolicy`: whether the registry is asked.
+//! `imagePullPolicy`: whether to contact the registry.
 //!
-//! Always holds: the words and the default are upstream's: `Always` for the tag `latest`, else `IfNotPresent`; a reference with
-//! a digest that is present is not asked for again under any policy, because the answer could only be the same.
+//! Always holds: the words and the default are upstream's: `Always` for the tag `latest`, otherwise
+//! `IfNotPresent`; a present reference with a digest is not requested again under any policy, because the
+//! answer could only be the same.
 
 use super::reference::{DEFAULT_TAG, Reference};
 pub use crate::pods::PullPolicy;
 
-/// What to do about an image.
+/// The action for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Use what is there.
+    /// Use the present one.
     Use,
-    /// Ask the registry. If it cannot be asked, the pod waits: upstream does the same.
+    /// Contact the registry. If it does not answer, the pod waits: upstream does the same.
     Pull,
     /// `ErrImageNeverPull`.
     Refuse,
@@ -35,14 +36,14 @@ impl PullPolicy {
         }
     }
 
-    /// What upstream's API server fills in.
+    /// The value that upstream's API server fills in.
     #[must_use]
     pub fn default_for(image: &Reference) -> Self {
         let is_latest = image.digest.is_none() && image.tag.as_deref() == Some(DEFAULT_TAG);
         if is_latest { Self::Always } else { Self::IfNotPresent }
     }
 
-    /// What to do, given whether the image is there.
+    /// The action, depending on whether the image is present.
     #[must_use]
     pub fn decide(self, image: &Reference, is_present: bool) -> Decision {
         match (self, is_present) {

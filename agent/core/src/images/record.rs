@@ -1,10 +1,10 @@
-//! The record of an image on this node, and what follows from all of them: which image a reference means, which layers and
-//! blobs are kept.
+//! The record of an image on this node, and the consequences of all of them: which image a reference means,
+//! which layers and blobs are kept.
 //!
-//! Always holds: a record is written after every layer it names is durable, so an image that is found can be run; of two
-//! records with one name (a cut between two writes) the later one has it; while any record cannot be read nothing counts as
-//! unused. A record of a newer agent is unknown, never empty.
-//! Leaves to others: files (`agent/src/images/store.rs`), when to remove (`collect`).
+//! Always holds: a record is written after every layer it names is durable, so an image with a record can
+//! run; of two records with one name (a cut between two writes) the later one owns it; while any record is
+//! unreadable nothing counts as unused. A record of a newer agent is unknown, never empty. Leaves to others:
+//! files (`agent/src/images/store.rs`), when to remove (`collect`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,23 +22,24 @@ use crate::sorted::{SortedMap, SortedSet};
 
 /// The form of records that this version reads and writes.
 pub const API_VERSION: &str = "kedge.dev/v1";
-/// Longest record: 512 names of about 500 bytes, 127 layers of 170, 16 signatures of 8.5 KiB (4 KiB of text, each byte escaped). A start
-/// reads all records, so what only a container needs, the image's config, has a file of its own.
+/// Longest record: 512 names of about 500 bytes, 127 layers of 170, 16 signatures of 8.5 KiB (4 KiB of text,
+/// each byte escaped). A start reads all records, so the image's config, which only a container needs, has a
+/// file of its own.
 pub const MAX_RECORD_BYTES: usize = 512 << 10;
-/// Most names of one image, and most digests; of more the alphabetically last of the earlier ones are forgotten. A tag for each
-/// build would grow without end.
+/// Most names of one image, and most digests; beyond that the alphabetically last of the earlier ones are
+/// dropped. A tag for each build would grow without end.
 const MAX_NAMES: usize = 256;
 
 /// One layer on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
-    /// Which layers lie below it, and itself.
+    /// The layers below it, and itself.
     pub chain: BlobDigest,
-    /// What it unpacks to.
+    /// The digest of its unpacked archive.
     pub diff: BlobDigest,
 }
 
-/// An image that can be run.
+/// An image that can run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
@@ -52,13 +53,14 @@ pub struct Record {
     pub platform: Platform,
     /// The base first.
     pub layers: Vec<Layer>,
-    /// Compressed, as the manifest says.
+    /// Compressed, according to the manifest.
     pub size_bytes: u64,
     /// Later records have higher numbers.
     pub sequence: u64,
-    /// By the node's wall clock; shown to people, decides nothing.
+    /// By the node's wall clock; shown to people, used for no decision.
     pub pulled_unix_secs: u64,
-    /// Signatures of its manifests as they were found, not yet compared with any key. An older agent drops them.
+    /// Signatures of its manifests as they were found, not yet compared with any key. An older agent drops
+    /// them.
     #[serde(default, skip_serializing_if = "SortedSet::is_empty")]
     pub signatures: SortedSet<Signature>,
 }
@@ -91,13 +93,14 @@ impl Record {
         serde_json::to_vec(self).expect("strings and numbers are JSON")
     }
 
-    /// What a container's `imageID` shows: a name with the digest, or the ID.
+    /// A container's `imageID`: a name with the digest, or the ID.
     #[must_use]
     pub fn image_id(&self) -> String {
         self.digests.first().cloned().unwrap_or_else(|| self.id.to_string())
     }
 
-    /// The chains of the directories to mount, the base first: on a node without overlayfs one that holds everything.
+    /// The chains of the directories to mount, the base first: on a node without overlayfs one directory with
+    /// everything.
     #[must_use]
     pub fn directories(&self, has_overlay: bool) -> Vec<BlobDigest> {
         match self.layers.as_slice() {
@@ -106,7 +109,7 @@ impl Record {
         }
     }
 
-    /// Every directory that may be this image's, whether the node has overlayfs or had it not.
+    /// Every directory that may be this image's, whether or not the node has overlayfs.
     #[must_use]
     pub fn all_directories(&self) -> SortedSet<BlobDigest> {
         self.directories(true).into_iter().chain(self.directories(false)).collect()
@@ -119,7 +122,7 @@ impl Record {
         digests.filter_map(|(_, digest)| BlobDigest::parse(digest).ok()).collect()
     }
 
-    /// As a pod's container takes it; `pulled` is how long the fetching took, and its bytes.
+    /// In the form for a pod's container; `pulled` is how long the fetching took, and its bytes.
     #[must_use]
     pub fn for_container(&self, config: ImageConfig, pulled: Option<(Duration, u64)>) -> pods::Image {
         let (id, reference) = (self.id.to_string(), self.image_id());
@@ -155,11 +158,12 @@ fn keep_at_most<T: Ord>(most: usize, kept: &mut SortedSet<T>, earlier: impl Into
     }
 }
 
-/// Why a file that should be a record is none.
+/// Why a file that should be a record is unusable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
     pub why: String,
-    /// No version wrote it so, and no version will read it. Otherwise it may be a newer agent's, or the disk may give it later.
+    /// No version wrote it in this form, and no version will read it. Otherwise it may be a newer agent's, or
+    /// the disk may return it later.
     pub is_damaged: bool,
 }
 
@@ -169,7 +173,7 @@ impl Unreadable {
         Self { why, is_damaged: true }
     }
 
-    /// By this version, or at this moment.
+    /// Unreadable to this version, or at this moment.
     #[must_use]
     pub fn now(why: String) -> Self {
         Self { why, is_damaged: false }
@@ -180,12 +184,12 @@ impl Unreadable {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Records {
     all: SortedMap<BlobDigest, Record>,
-    /// Files that should be records and cannot be read.
+    /// Files that should be records and are unreadable.
     unreadable: Vec<(String, Unreadable)>,
 }
 
 impl Records {
-    /// Adds what a file holds.
+    /// Adds the content of a file.
     pub fn add(&mut self, file: &str, read: Result<Record, Unreadable>) {
         let unreadable = match read {
             Ok(record) if file == format!("{}.json", record.id.hex()) => {
@@ -198,24 +202,24 @@ impl Records {
         self.unreadable.push((file.to_owned(), unreadable));
     }
 
-    /// Files that no version will ever read, and why: an image whose record is one of them is lost.
+    /// Files that no version will ever read, and why: the image of such a record is lost.
     pub fn damaged(&self) -> impl Iterator<Item = (&str, &str)> {
         let damaged = self.unreadable.iter().filter(|(_, unreadable)| unreadable.is_damaged);
         damaged.map(|(file, unreadable)| (&**file, &*unreadable.why))
     }
 
-    /// All that could be read, by ID.
+    /// All readable ones, by ID.
     pub fn iter(&self) -> impl Iterator<Item = &Record> {
         self.all.values()
     }
 
-    /// What could not be read, and why.
+    /// The unreadable ones, and why.
     #[must_use]
     pub fn unreadable(&self) -> Vec<String> {
         self.unreadable.iter().map(|(file, unreadable)| format!("{file}: {}", unreadable.why)).collect()
     }
 
-    /// Whether the record of this ID is there and cannot be read.
+    /// Whether the record of this ID exists and is unreadable.
     #[must_use]
     pub fn is_unreadable(&self, id: &BlobDigest) -> bool {
         let record = format!("{}.json", id.hex());
@@ -228,8 +232,8 @@ impl Records {
         self.all.get(id)
     }
 
-    /// The image that a reference means. With a digest the repository has to be the same: another one's credentials may
-    /// differ.
+    /// The image of a reference. With a digest the repository has to be the same: another one's credentials
+    /// may differ.
     #[must_use]
     pub fn find(&self, reference: &Reference) -> Option<&Record> {
         match &reference.digest {
@@ -253,7 +257,7 @@ impl Records {
         self.all.values().map(|record| record.sequence).max().map_or(1, |last| last.saturating_add(1))
     }
 
-    /// What to write for a new image: its own record first, then those of images that lose a name to it.
+    /// The records to write for a new image: its own first, then those of images that lose a name to it.
     #[must_use]
     pub fn with_new(&self, mut new: Record) -> Vec<Record> {
         new.sequence = self.next_sequence();
@@ -274,7 +278,7 @@ impl Records {
         std::iter::once(new).chain(losers).collect()
     }
 
-    /// Whether a new record says nothing that is not recorded: then nothing is written.
+    /// Whether a new record adds nothing to the present ones: then nothing is written.
     #[must_use]
     pub fn is_news(&self, new: &Record) -> bool {
         self.all.get(&new.id).is_none_or(|earlier| {
@@ -285,7 +289,7 @@ impl Records {
         })
     }
 
-    /// The directories that images need. `None` while a record cannot be read: any layer could be one of its.
+    /// The directories that images need. `None` while a record is unreadable: any layer could be one of its.
     #[must_use]
     pub fn layers(&self) -> Option<SortedSet<BlobDigest>> {
         self.unreadable.is_empty().then(|| self.all.values().flat_map(Record::all_directories).collect())
@@ -334,7 +338,7 @@ pub(super) mod tests {
         assert_eq!(ids, [BlobDigest::of(&[2]), old.id], "its own record is written first");
         assert_eq!(writes[0].sequence, 2);
         assert_eq!(writes[1].names, BTreeSet::from(["r.lan/a:old".to_owned()]));
-        // every prefix of these writes is a state that a start can take
+        // every prefix of these writes is a state that a start can use
         let find = |records: &Records, name: &str| {
             records.find(&Reference::parse(name).unwrap()).map(|found| found.id)
         };
@@ -434,7 +438,7 @@ pub(super) mod tests {
         }
         assert_eq!((record.names.len(), record.digests.len()), (MAX_NAMES, 1));
         assert!(record.to_bytes().len() < MAX_RECORD_BYTES);
-        // each pull brings one, and the image has the name that it was just pulled by
+        // each pull adds one, and the image keeps the name of its latest pull
         let mut present = records(&[record.clone()]);
         for n in 0..3 {
             let name = format!("r.lan/z:{n}");

@@ -1,9 +1,9 @@
-//! References: from what stands in a pod's `image:` to registry, repository, tag and digest.
+//! References: from a pod's `image:` to registry, repository, tag and digest.
 //!
-//! Always holds: what is read here is what docker and containerd read (github.com/distribution/reference): `docker.io` and
-//! `library/` where they are left out, `latest` where neither tag nor digest is given; what they refuse is refused. The parts
-//! hold no character that would need escaping in a URL's path.
-//! Leaves to others: which server stands behind a registry's name (`settings`).
+//! Always holds: references are read like docker's and containerd's (github.com/distribution/reference):
+//! `docker.io` and `library/` where they are left out, `latest` where neither tag nor digest is given;
+//! references that those refuse are refused. The parts have no character that would need escaping in a URL's
+//! path. Leaves to others: the server of a registry's name (`settings`).
 
 use std::fmt;
 
@@ -11,24 +11,24 @@ use kedge_api::excerpt;
 
 use super::digest::BlobDigest;
 
-/// The registry meant where none is named.
+/// The registry of a reference without one.
 pub const DEFAULT_REGISTRY: &str = "docker.io";
 /// The server behind [`DEFAULT_REGISTRY`].
 pub const DEFAULT_SERVER: &str = "registry-1.docker.io";
 /// An older name of [`DEFAULT_REGISTRY`].
 pub(super) const LEGACY_REGISTRY: &str = "index.docker.io";
 const OFFICIAL: &str = "library/";
-/// The tag meant where neither tag nor digest is given.
+/// The tag of a reference with neither tag nor digest.
 pub const DEFAULT_TAG: &str = "latest";
 
 /// Longest path of a repository, upstream's.
 const MAX_REPOSITORY_BYTES: usize = 255;
 /// Longest tag, upstream's.
 const MAX_TAG_BYTES: usize = 128;
-/// Longest reference: registry, repository, tag and digest at their longest. A longer one is not looked at.
+/// Longest reference: registry, repository, tag and digest at their longest. A longer one is refused unread.
 pub const MAX_REFERENCE_BYTES: usize = 255 + MAX_REPOSITORY_BYTES + MAX_TAG_BYTES + 80;
 
-/// What an image is called.
+/// The name of an image.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reference {
     /// The registry's name, with its port if one is given.
@@ -45,7 +45,7 @@ impl Reference {
     /// Reads a reference as a pod has it.
     ///
     /// # Errors
-    /// What is wrong with it, in one line.
+    /// The fault, in one line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = |why: &str| format!("image reference {:?}: {why}", excerpt(text));
         if text.is_empty() || text.len() > MAX_REFERENCE_BYTES {
@@ -88,7 +88,7 @@ impl Reference {
         format!("{}/{}", self.registry, self.repository)
     }
 
-    /// What follows `/manifests/` in a request: the digest, or else the tag.
+    /// The part of a request's path after `/manifests/`: the digest, or else the tag.
     #[must_use]
     pub fn manifest_name(&self) -> String {
         match (&self.digest, &self.tag) {
@@ -98,13 +98,13 @@ impl Reference {
         }
     }
 
-    /// `registry/repository@digest`, as a container's status shows its `imageID`.
+    /// `registry/repository@digest`, in the form of a container's `imageID`.
     #[must_use]
     pub fn with_digest(&self, digest: &BlobDigest) -> String {
         format!("{}@{digest}", self.name())
     }
 
-    /// `registry/repository:tag` without the digest; `None` if there is no tag.
+    /// `registry/repository:tag` without the digest; `None` without a tag.
     #[must_use]
     pub fn tagged(&self) -> Option<String> {
         self.tag.as_ref().map(|tag| format!("{}:{tag}", self.name()))
@@ -174,7 +174,8 @@ pub(super) fn is_repository(text: &str) -> bool {
     text.len() <= MAX_REPOSITORY_BYTES && text.split('/').all(is_component)
 }
 
-/// Lower case letters and digits in runs, with one separator between two runs: `.`, `_`, `__` or any number of `-`.
+/// Lower case letters and digits in runs, with one separator between two runs: `.`, `_`, `__` or any number
+/// of `-`.
 fn is_component(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let separators = text.split(|c: char| c.is_ascii() && is_plain(c as u8)).filter(|run| !run.is_empty());

@@ -1,14 +1,14 @@
-//! How much of a disk images may take: never so much that the node's own records find no room.
+//! How much of a disk images may use: never so much that the node's own records find no room.
 //!
-//! Always holds: what is granted leaves [`KEPT_BYTES`] (or a twentieth of a small disk) and a twentieth of the inodes free.
-//! Leaves to others: asking the disk, and stopping at what was granted.
+//! Always holds: a granted amount leaves [`KEPT_BYTES`] (or a twentieth of a small disk) and a twentieth of
+//! the inodes free. Leaves to others: measuring the disk, and stopping at the granted amount.
 
 /// Kept free for the records of the configuration, logs and an upgrade's download: 256 MiB.
 pub const KEPT_BYTES: u64 = 256 << 20;
 /// On a disk under 5 GiB: this part of it.
 const KEPT_PART: u64 = 20;
 
-/// What a disk has.
+/// The capacity and the free space of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {
     pub capacity_bytes: u64,
@@ -17,7 +17,7 @@ pub struct Disk {
     pub inodes_free: u64,
 }
 
-/// What may be used.
+/// The space that may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     pub bytes: u64,
@@ -39,10 +39,10 @@ impl Disk {
 }
 
 impl Room {
-    /// Whether so many bytes fit.
+    /// Whether this many bytes fit.
     ///
     /// # Errors
-    /// They do not; the text says what there is.
+    /// They do not; the text shows the available room.
     pub fn take(&self, bytes: u64) -> Result<(), String> {
         if bytes <= self.bytes {
             return Ok(());

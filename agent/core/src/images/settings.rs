@@ -1,8 +1,8 @@
-//! What the configuration says about images: `kedge.images`, and kubelet's fields for pulls and garbage collection.
+//! The settings for images: `kedge.images`, and kubelet's fields for pulls and garbage collection.
 //!
-//! Always holds: a value that is here can be used; every list is bounded; plain HTTP only to registries that are named as
-//! insecure; a mirror is asked before the registry it stands for, and with its own credentials, never with the registry's.
-//! Leaves to others: reading the files that are named.
+//! Always holds: a value of these types is usable; every list is bounded; plain HTTP only to registries that
+//! are listed as insecure; a mirror is tried before the registry it replaces, and with its own credentials,
+//! never with the registry's. Leaves to others: reading the named files.
 
 use crate::sorted::SortedMap;
 use std::collections::BTreeSet;
@@ -17,22 +17,22 @@ use super::signature::{MAX_KEYS, MAX_RULES, PREFIX_EXPECTED, RULE_EXPECTED, Rule
 pub const MAX_REGISTRIES: usize = 100;
 /// Most mirrors of one registry: each one that is down costs a pull its time limit.
 pub const MAX_MIRRORS: usize = 8;
-/// What a text with certificates begins with; anything else is a file's path.
+/// Begin of a text with certificates; any other text is a file's path.
 const PEM: &str = "-----BEGIN ";
 
-/// One server that has images.
+/// One server with images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Host, and port if one is given.
     pub server: String,
     /// Plain HTTP.
     pub is_plain: bool,
-    /// Goes before the repository; empty, or without slashes at its ends.
+    /// Put before the repository; empty, or without slashes at its ends.
     pub prefix: String,
 }
 
 impl Endpoint {
-    /// What an image is called there: for requests and credentials.
+    /// An image's name on this server: for requests and credentials.
     #[must_use]
     pub fn localized(&self, image: &Reference) -> Reference {
         let separator = if self.prefix.is_empty() { "" } else { "/" };
@@ -50,7 +50,7 @@ impl Endpoint {
     }
 }
 
-/// Where certificates of an authority are.
+/// The place of an authority's certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Authority {
     Pem(String),
@@ -67,12 +67,14 @@ pub struct Registries {
     pub credentials_file: Option<String>,
     /// Which images need a signature.
     pub signatures: SignaturePolicy,
-    /// `offline: usePresent`: what a pod wants pulled each time is taken as it is here while no server answers.
+    /// `offline: usePresent`: a pod whose image should be pulled each time uses the present one while no
+    /// server answers.
     pub uses_present_offline: bool,
 }
 
 impl Registries {
-    /// Reads the object `kedge.images`, whose types were checked. Problems go to `report` as path and sentence.
+    /// Reads the object `kedge.images`, whose types were checked. Problems are passed to `report` as path and
+    /// sentence.
     pub fn read(object: Option<&Map<String, Value>>, report: &mut dyn FnMut(&str, String)) -> Self {
         let Some(object) = object else { return Self::default() };
         let mut read = Reading { object, report };
@@ -87,7 +89,7 @@ impl Registries {
         }
     }
 
-    /// The servers to ask for an image, in this order: mirrors, then the registry itself.
+    /// The servers for an image, in the order in which they are tried: mirrors, then the registry itself.
     #[must_use]
     pub fn endpoints(&self, image: &Reference) -> Vec<Endpoint> {
         let own = Endpoint {
@@ -99,7 +101,7 @@ impl Registries {
         mirrors.iter().cloned().chain([own]).collect()
     }
 
-    /// Whether this server may be spoken to in plain HTTP.
+    /// Whether plain HTTP is allowed to this server.
     #[must_use]
     pub fn is_insecure(&self, server: &str) -> bool {
         self.insecure.contains(server)
@@ -206,7 +208,7 @@ impl Reading<'_> {
         map.into_iter().filter(|(_, value)| !value.is_null()).take(most).collect()
     }
 
-    /// An object by registry, without entries whose key names none.
+    /// An object by registry, without entries whose key is not a registry's name.
     fn entries(&mut self, field: &str) -> Vec<(String, Value)> {
         let all = self.present(field, MAX_REGISTRIES).into_iter();
         let (good, bad): (Vec<_>, Vec<_>) = all.partition(|(registry, _)| is_registry(registry));
@@ -233,7 +235,7 @@ fn mirror(text: &str, insecure: &BTreeSet<String>) -> Result<Endpoint, &'static 
     let (scheme, rest) = text.split_once("://").ok_or(expected)?;
     let (server, prefix) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let prefix = prefix.trim_matches('/');
-    // what is a repository's path there must be one here
+    // a repository's path there must be a valid one here
     let is_path = prefix.is_empty() || Reference::parse(&format!("localhost/{prefix}:x")).is_ok();
     if !is_registry(server) || !is_path {
         return Err(expected);

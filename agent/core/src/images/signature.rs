@@ -1,11 +1,12 @@
-//! Which images need a signature, what a signature says, and whether a key that the configuration names made it: cosign's
+//! Which images need a signature, the content of a signature, and whether a configured key made it: cosign's
 //! "simple signing", checked without a network.
 //!
-//! Always holds: a signature counts for one manifest, named by digest in the bytes that are signed; a repository that a rule covers has
-//! no image that runs without one; keys are compared with what the configuration says now, so a key that is taken out of it vouches for
-//! nothing any more. Everything is bounded before it is parsed. As with `cosign verify` the repository in the signed text is not
-//! compared: the signature goes with the image to mirrors and sites, and keys are chosen by repository here.
-//! Leaves to others: fetching (`agent/src/images/signatures.rs`), and the arithmetic of a signature, which is handed in.
+//! Always holds: a signature is for one manifest, whose digest is in the signed bytes; no image of a
+//! repository that a rule covers runs without one; signatures are compared with the keys of the present
+//! configuration, so a removed key vouches for nothing any more. Everything is bounded before it is parsed.
+//! As with `cosign verify` the repository in the signed text is not compared: the signature goes with the
+//! image to mirrors and sites, and keys are chosen by repository here. Leaves to others: fetching
+//! (`agent/src/images/signatures.rs`), and the arithmetic of a signature, which the caller passes in.
 
 use crate::sorted::{SortedMap, SortedSet};
 
@@ -22,24 +23,26 @@ use super::reference::{
 
 /// Most rules. A site has a few registries and teams.
 pub const MAX_RULES: usize = 100;
-/// Most keys of one rule: the present ones, and their successors while keys change. Each is tried with each signature.
+/// Most keys of one rule: the present ones, and their successors while keys change. Each is tried with each
+/// signature.
 pub const MAX_KEYS: usize = 16;
-/// Most signatures of one manifest that are looked at: the last ones, for who signs again adds to the end. Each may cost a request.
+/// Most signatures of one manifest that are read: the last ones, because a signer that signs again adds to
+/// the end. Each may cost a request.
 pub const MAX_SIGNATURES: usize = 16;
 /// Longest signed text. cosign's has some 250 bytes; annotations of the signer make it longer.
 pub const MAX_PAYLOAD_BYTES: usize = 4096;
 /// Longest signature in base64: ECDSA on P-256 has 72 bytes at most.
 const MAX_SIGNATURE_BYTES: usize = 200;
-/// The longest PEM that is looked at; a key has 180 bytes.
+/// The longest PEM that is read; a key has 180 bytes.
 const MAX_PEM_BYTES: usize = 4096;
 
-/// The key of the rule for images that no other one covers.
+/// The key of the rule for images that no other rule covers.
 const EVERYTHING: &str = "*";
-/// The rule that asks for no signature, with the word that other tools have for it (containers-policy.json).
+/// The rule that requires no signature, with other tools' word for it (containers-policy.json).
 pub const ACCEPT_ANYTHING: &str = "insecureAcceptAnything";
-/// What the key of a rule is.
+/// The form of a rule's key.
 pub(super) const PREFIX_EXPECTED: &str = "a registry, a registry with the first parts of repositories (docker.io/library in full), or \"*\", each once";
-/// What a rule holds.
+/// The form of a rule's value.
 pub(super) const RULE_EXPECTED: &str =
     "at most 16 public keys in PEM (ECDSA P-256 or Ed25519), or insecureAcceptAnything alone";
 
@@ -48,18 +51,19 @@ const SIGNED_TYPE: &str = "cosign container image signature";
 /// How `cosign save` marks signatures in a layout.
 const SIGNATURES_KIND: &str = "dev.cosignproject.cosign/sigs";
 
-/// What precedes the key in the DER of a public key (RFC 5480: id-ecPublicKey on secp256r1; the point uncompressed).
+/// The bytes before the key in the DER of a public key (RFC 5480: id-ecPublicKey on secp256r1; the point
+/// uncompressed).
 const P256_PREFIX: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
     0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
 const UNCOMPRESSED: u8 = 4;
 const P256_BYTES: usize = 65;
-/// The same of RFC 8410: id-Ed25519.
+/// The same for RFC 8410: id-Ed25519.
 const ED25519_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 const ED25519_BYTES: usize = 32;
 
-/// By what arithmetic a key signs.
+/// The algorithm of a key's signatures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     /// ECDSA on P-256 over SHA-256, the signature in ASN.1.
@@ -71,7 +75,7 @@ pub enum Algorithm {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublicKey {
     pub algorithm: Algorithm,
-    /// The point, without what PEM and DER put around it.
+    /// The point, without its PEM and DER wrapping.
     pub bytes: Vec<u8>,
     /// The digest of its DER, as `openssl pkey -pubin -outform DER | sha256sum` shows it: for messages.
     id: BlobDigest,
@@ -81,7 +85,7 @@ impl PublicKey {
     /// Reads one `PUBLIC KEY` in PEM.
     ///
     /// # Errors
-    /// What was expected.
+    /// The form expected.
     pub fn parse(pem: &str) -> Result<Self, &'static str> {
         let inner = pem.trim().strip_prefix("-----BEGIN PUBLIC KEY-----");
         let inner = inner.and_then(|rest| rest.strip_suffix("-----END PUBLIC KEY-----"));
@@ -109,7 +113,7 @@ impl PublicKey {
 /// Whether a key made this signature of these bytes.
 pub type Verify<'a> = &'a dyn Fn(&PublicKey, &[u8], &[u8]) -> bool;
 
-/// What the images of a prefix need.
+/// The requirement for images of a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Nothing.
@@ -122,7 +126,7 @@ impl Rule {
     /// Reads the list of a rule.
     ///
     /// # Errors
-    /// Which text is none that was expected.
+    /// The first text of another form.
     pub(super) fn parse<'a>(texts: &[&'a str]) -> Result<Self, &'a str> {
         if let [ACCEPT_ANYTHING] = texts {
             return Ok(Self::AcceptAnything);
@@ -140,7 +144,7 @@ pub struct SignaturePolicy {
 }
 
 impl SignaturePolicy {
-    /// Adds a rule; false: its key is no prefix, or one that has a rule.
+    /// Adds a rule; false if its key is not a prefix, or has a rule already.
     #[must_use]
     pub(super) fn add(&mut self, text: &str, rule: Rule) -> bool {
         prefix(text).is_some_and(|prefix| self.rules.insert(prefix, rule).is_none())
@@ -163,11 +167,11 @@ impl SignaturePolicy {
         self.rule_for(image).is_some_and(|(_, rule)| *rule != Rule::AcceptAnything)
     }
 
-    /// Whether an image may run under this name. `manifests` are the digests of what it was resolved from, `signatures` all
-    /// that are known of it.
+    /// Whether an image may run under this name. `manifests` are the digests it was resolved from,
+    /// `signatures` all of its known ones.
     ///
     /// # Errors
-    /// What was expected and found.
+    /// The requirement, and the signatures found.
     pub fn judge(
         &self,
         image: &Reference,
@@ -201,7 +205,8 @@ impl SignaturePolicy {
     }
 }
 
-/// What is compared of a registry's name: another spelling of it, or its port in full, is the same registry.
+/// The part of a registry's name that is compared: another spelling of it, or its default port, is the same
+/// registry.
 fn registry_name(text: &str) -> String {
     let lower = text.to_ascii_lowercase();
     let host = lower.strip_suffix(":443").or_else(|| lower.strip_suffix(":80")).unwrap_or(&lower);
@@ -211,7 +216,7 @@ fn registry_name(text: &str) -> String {
     }
 }
 
-/// The key of a rule in the form that is compared.
+/// The key of a rule in the form for comparison.
 fn prefix(text: &str) -> Option<String> {
     if text == EVERYTHING {
         return Some(text.to_owned());
@@ -232,7 +237,7 @@ pub fn tag(manifest: &BlobDigest) -> String {
     format!("sha256-{}.sig", manifest.hex())
 }
 
-/// A signature as a manifest lists it.
+/// A signature in a manifest's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// The signed text.
@@ -242,10 +247,10 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// The signature, with the text that was fetched for it.
+    /// The signature, with its fetched text.
     ///
     /// # Errors
-    /// The text is not what cosign signs.
+    /// The text is not of cosign's form.
     pub fn with_payload(&self, payload: &[u8]) -> Result<Signature, String> {
         let unreadable =
             |why: &str| format!("the signed text {} is not cosign's: {why}", self.payload.digest);
@@ -290,7 +295,7 @@ impl RawLayer {
     }
 }
 
-/// Reads the manifest that a [`tag`] names: the last [`MAX_SIGNATURES`] that can be used.
+/// Reads the manifest of a [`tag`]: the last [`MAX_SIGNATURES`] usable ones.
 ///
 /// # Errors
 /// It is not the JSON that is expected.
@@ -305,7 +310,7 @@ pub fn listed(bytes: &[u8]) -> Result<Vec<Listed>, String> {
     Ok(all.split_off(all.len().saturating_sub(MAX_SIGNATURES)))
 }
 
-/// What an entry of a layout is, if it is no image but something about one.
+/// The kind of an entry of a layout that is not an image but about one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attached {
     /// The signatures of this manifest, or of one that only they name.
@@ -315,7 +320,7 @@ pub enum Attached {
 }
 
 impl Attached {
-    /// What cosign attaches to images, by the tag or by the mark that its `save` gives it.
+    /// Recognises cosign's attachments to images, by the tag or by the mark of its `save`.
     #[must_use]
     pub fn of(entry: &Offered) -> Option<Self> {
         let named = entry.image_name.as_deref().or(entry.ref_name.as_deref()).unwrap_or_default();
@@ -333,14 +338,14 @@ impl Attached {
         }
     }
 
-    /// Whether it may hold signatures of this manifest.
+    /// Whether it may contain signatures of this manifest.
     #[must_use]
     pub fn may_sign(self, manifest: &BlobDigest) -> bool {
         matches!(self, Self::Signatures(of) if of.is_none_or(|of| of == *manifest))
     }
 }
 
-/// A signature with the text it signs, as a record keeps it.
+/// A signature with the text it signs, in a record's form.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Signature {
     payload: String,
@@ -379,7 +384,7 @@ struct RawImage {
     manifest: BlobDigest,
 }
 
-/// The manifest that a signed text names.
+/// The manifest in a signed text.
 fn signed_manifest(payload: &str) -> Result<BlobDigest, String> {
     let raw: RawPayload = kedge_api::read::from_slice(payload.as_bytes())
         .map_err(|error| excerpt(&error.to_string()).to_string())?;
@@ -428,7 +433,7 @@ MCowBQYDK2VwAyEAxdqg3KncHPWpNp+ahrwWIUO3aZ5EtYmmVxc+FeoxQFg=
         json!({"schemaVersion": 2, "layers": layers}).to_string().into_bytes()
     }
 
-    /// What this text is as a signature, by whatever these bytes are.
+    /// This text as a signature, made with these bytes.
     fn signature(payload: &Value, bytes: &[u8]) -> Result<Signature, String> {
         let text = payload.to_string();
         let signed = listed(&manifest(&[listing(text.as_bytes(), &BASE64_STANDARD.encode(bytes))])).unwrap();
@@ -443,7 +448,7 @@ MCowBQYDK2VwAyEAxdqg3KncHPWpNp+ahrwWIUO3aZ5EtYmmVxc+FeoxQFg=
         policy
     }
 
-    /// A signature is made by a key when it is the key's own bytes.
+    /// In these tests a signature is a key's when it equals the key's own bytes.
     fn is_same(key: &PublicKey, _: &[u8], signature: &[u8]) -> bool {
         key.bytes == signature
     }

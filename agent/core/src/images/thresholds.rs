@@ -1,14 +1,14 @@
-//! When images are removed, and what a removal did: what `collect` is told and what it reports.
+//! The thresholds for removing images, and the result of a removal: the input and the output of `collect`.
 
 use crate::images::room::Disk;
 use std::time::Duration;
 
-/// When images go.
+/// When images are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
     /// `imageMinimumGCAge`.
     pub minimum_age: Duration,
-    /// `imageMaximumGCAge`; `None`: age alone removes nothing.
+    /// `imageMaximumGCAge`; `None` if age alone removes nothing.
     pub maximum_age: Option<Duration>,
     /// `imageGCHighThresholdPercent`; 100 switches collection by space off.
     pub high_percent: u8,
@@ -17,7 +17,8 @@ pub struct Thresholds {
 }
 
 impl Thresholds {
-    /// All that no pod needs, however young: the disk is short, and pods would have to end for what these take.
+    /// All images that no pod needs, however young: the disk is short, and pods would have to end for their
+    /// space.
     pub const ALL_UNUSED: Self = Self {
         minimum_age: Duration::ZERO,
         maximum_age: Some(Duration::ZERO),
@@ -26,16 +27,16 @@ impl Thresholds {
     };
 }
 
-/// What a collection did.
+/// The result of a collection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collected {
-    /// Before it.
+    /// The disk before it.
     pub disk: Disk,
-    /// What should be freed, and what was.
+    /// Bytes that should be freed, and those that were.
     pub wanted_bytes: u64,
     pub freed_bytes: u64,
     /// Names of the images that were removed.
     pub images: Vec<String>,
-    /// What could not be removed, and why.
+    /// The failed removals, and why.
     pub problems: Vec<String>,
 }

@@ -1,6 +1,7 @@
-//! How many pulls begin in a second: `registryPullQPS` and `registryBurst`, a bucket of tokens as kubelet has it.
+//! How many pulls start in a second: `registryPullQPS` and `registryBurst`, a bucket of tokens as in kubelet.
 //!
-//! Always holds: over any time no more pulls begin than burst + QPS x time; a QPS of 0 means no limit. Times are monotonic.
+//! Always holds: over any time no more pulls start than burst + QPS x time; a QPS of 0 means no limit. Times
+//! are monotonic.
 
 use std::time::Duration;
 
@@ -14,17 +15,17 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// A full bucket. A burst of 0 with a limit would let nothing pass, so it counts as 1.
+    /// A full bucket. A burst of 0 with a limit would allow no pull, so it counts as 1.
     #[must_use]
     pub fn new(per_sec: u32, burst: u32, now: Duration) -> Self {
         let burst = burst.max(1);
         Self { per_sec, burst, tokens: f64::from(burst), filled_at: now }
     }
 
-    /// Takes a token; else how long until there is one.
+    /// Takes a token, or returns how long until there is one.
     ///
     /// # Errors
-    /// There is none now.
+    /// The bucket is empty.
     pub fn take(&mut self, now: Duration) -> Result<(), Duration> {
         if self.per_sec == 0 {
             return Ok(());

@@ -1,15 +1,17 @@
-//! Rules that join several fields: each value is right, and together they are not.
+//! Rules that join several fields: each value is valid, and their combination is not.
 //!
-//! The rules are the kubelet's (pkg/kubelet/apis/config/validation and pkg/kubelet/eviction), so a configuration that it
-//! refuses is refused here too, before the agent runs pods with it; a configuration that it takes is taken. Always holds:
-//! the message names both fields and the layer of the other one. Leaves to others: single values (`settings`).
+//! The rules are the kubelet's (pkg/kubelet/apis/config/validation and pkg/kubelet/eviction), so a
+//! configuration that it refuses is refused here too, before the agent runs pods with it; a configuration
+//! that it accepts is accepted. Always holds: the message names both fields and the layer of the other one.
+//! Leaves to others: single values (`settings`).
 
 use super::{duration, path};
 use crate::kubelet::origin::Origin;
 use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
-/// Finds combinations that contradict themselves. `place` gives the origin of a field, `report` takes path and sentence.
+/// Finds combinations that contradict themselves. `place` returns the origin of a field, `report` takes path
+/// and sentence.
 pub(super) fn check(
     object: &Map<String, Value>,
     place: &dyn Fn(&str) -> String,
@@ -33,7 +35,7 @@ fn image_thresholds(
     if low_value < high_value {
         return;
     }
-    // the lower layer wrote the one that does not fit: the other is the node owner's word, or a default
+    // the lower layer wrote the unsuitable value: the other is the node owner's, or a default
     if is_written(high_field, place) {
         let other = written(low_field, place);
         let message =
@@ -121,7 +123,7 @@ fn nanos(object: &Map<String, Value>, field: &str) -> i64 {
     object.get(field).and_then(Value::as_str).and_then(duration::parse).unwrap_or(0)
 }
 
-/// Whether a layer wrote it; else it is a default, or not there.
+/// Whether a layer wrote it; otherwise it is a default, or absent.
 fn is_written(field: &str, place: &dyn Fn(&str) -> String) -> bool {
     place(field) != Origin::Default.to_string()
 }

@@ -1,7 +1,8 @@
 //! Durations as Kubernetes writes them: Go's `1h10m`, `10s`, `1.5h`, `100ms`, `0`.
 //!
-//! Always holds: a parsed duration is a whole number of nanoseconds in an `i64` (292 years either way), and what
-//! [`format`] writes, [`parse`] reads back to the same number. Range is left to the field that uses it.
+//! Always holds: a parsed duration is a whole number of nanoseconds in an `i64` (292 years either way), and
+//! [`parse`] reads the text that [`format`] writes back to the same number. Range is left to the field that
+//! uses it.
 
 use core::fmt::Write;
 
@@ -12,7 +13,7 @@ const SECOND: u64 = 1_000 * MILLISECOND;
 const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
 
-/// Longest text read: far more than `-2562047h47m16.854775808s`, the longest that Go writes.
+/// Longest text read: far longer than `-2562047h47m16.854775808s`, the longest that Go writes.
 const MAX_TEXT_BYTES: usize = 64;
 
 /// Nanoseconds of a duration in Go's form (`time.ParseDuration`); `None` if it is not one or does not fit.
@@ -42,7 +43,7 @@ pub fn parse(text: &str) -> Option<i64> {
     i64::try_from(if negative { magnitude.saturating_neg() } else { magnitude }).ok()
 }
 
-/// The nanoseconds of one number and its unit, and what follows.
+/// The nanoseconds of one number and its unit, and the rest of the text.
 fn leading_part(text: &str) -> Option<(u64, &str)> {
     let is_number = |character: char| character.is_ascii_digit() || character == '.';
     let unit_at = text.find(|character| !is_number(character))?;
@@ -75,7 +76,7 @@ fn nanos_of(number: &str, unit: u64) -> Option<u64> {
     let mut nanos = whole.checked_mul(unit)?;
     let mut scale: u128 = 1;
     let mut sum: u128 = 0;
-    // 18 digits say more than a nanosecond of an hour
+    // 18 digits of an hour are finer than a nanosecond
     for digit in fraction.bytes().take(18) {
         sum = sum.saturating_mul(10).saturating_add(digit.saturating_sub(b'0').into());
         scale = scale.saturating_mul(10);

@@ -1,31 +1,32 @@
-//! Why a configuration cannot be used: what is wrong, in which layer, at which line.
+//! Why a configuration cannot be used: the fault, its layer, and its line.
 //!
-//! Leaves to others: how many problems are kept (`layers`), what follows from them (`config`).
+//! Leaves to others: how many problems are kept (`layers`), the consequences (`config`).
 
 use crate::kubelet::origin::Origin;
 use core::fmt;
 
-/// At which step a configuration failed.
+/// The step at which a configuration failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// Not YAML or JSON, not a KubeletConfiguration, or a field that is unknown, repeated or of the wrong type.
+    /// Not YAML or JSON, not a KubeletConfiguration, or a field that is unknown, repeated or of the wrong
+    /// type.
     Parse,
-    /// Every layer can be read; a value, or a combination of values, is wrong.
+    /// Every layer is readable; a value, or a combination of values, is wrong.
     Validate,
 }
 
-/// One thing wrong with a configuration.
+/// One fault of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The layer that wrote it.
     pub origin: Origin,
-    /// Path of the field; empty if the text as a whole is meant.
+    /// Path of the field; empty for the text as a whole.
     pub field: String,
     /// Line in the layer's text, from 1; 0 if it has none.
     pub line: u32,
-    /// Column in the layer's text, from 1; 0 if there is none.
+    /// Column in the layer's text, from 1; 0 if unknown.
     pub column: u32,
-    /// What was found and what was expected.
+    /// The value found and the value expected.
     pub message: String,
 }
 
@@ -39,14 +40,15 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Why a configuration cannot be used. Has at least one problem and at most [`MAX_PROBLEMS`](super::layers::MAX_PROBLEMS).
+/// Why a configuration cannot be used. Has at least one problem and at most
+/// [`MAX_PROBLEMS`](super::layers::MAX_PROBLEMS).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     /// The step that failed.
     pub kind: ErrorKind,
-    /// What was found, in the order of layers and lines.
+    /// The faults, in the order of layers and lines.
     pub problems: Vec<Problem>,
-    /// How many more there were.
+    /// How many more faults there were.
     pub omitted: usize,
 }
 
@@ -61,7 +63,7 @@ impl ConfigError {
         lines.join("\n")
     }
 
-    /// What [`fmt::Display`] only counts: all problems but the first, one a line.
+    /// The problems that [`fmt::Display`] only counts: all but the first, one a line.
     #[must_use]
     pub fn further(&self) -> Option<String> {
         let problems = self.problems.get(1..).unwrap_or_default().to_vec();

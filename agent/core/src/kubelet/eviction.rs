@@ -1,8 +1,9 @@
-//! Node pressure as the configuration has it: signals, their hard and soft thresholds, how pods are ended by them.
+//! Node pressure in the configuration: signals, their hard and soft thresholds, how they end pods.
 //!
-//! Always holds: an entry that a kubelet refuses is refused in a push, and so is a threshold beyond half of what the node has; in this
-//! machine's own files, which the first release took unread, the one is left out, the other counts as half, and both are reported.
-//! Leaves to others: when a threshold is met (`node::pressure`), who ends (`pods`).
+//! Always holds: an entry that a kubelet refuses is refused in a push, and so is a threshold beyond half of
+//! the node's capacity; in this machine's own files, which the first release accepted unread, such an entry
+//! is left out, such a threshold counts as half, and both are reported. Leaves to others: when a threshold is
+//! met (`node::pressure`), which pods end (`pods`).
 
 use super::layers::Capacity;
 use super::quantity::{Quantity, Threshold};
@@ -12,7 +13,8 @@ use core::time::Duration;
 use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
-/// What is measured of the node. Images have no file system of their own here: `imagefs` is the same as `nodefs`.
+/// A measured resource of the node. Images have no file system of their own here: `imagefs` is the same as
+/// `nodefs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Signal {
     Memory,
@@ -40,7 +42,7 @@ impl Signal {
         SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| *signal)
     }
 
-    /// What pods are ended for, as upstream names it.
+    /// Upstream's name for the resource whose shortage ends pods.
     #[must_use]
     pub fn resource(self) -> &'static str {
         match self {
@@ -52,19 +54,19 @@ impl Signal {
     }
 }
 
-/// When there is pressure.
+/// The limit from which there is pressure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvictionThreshold {
     pub signal: Signal,
     /// Less than this is available.
     pub least: Threshold,
-    /// `evictionSoftGracePeriod`: for so long before pods end; `None`: a hard one, they end at once.
+    /// `evictionSoftGracePeriod`: how long before pods end; `None` for a hard one, which ends them at once.
     pub grace: Option<Duration>,
-    /// `evictionMinimumReclaim`: so much more must be available before it is over.
+    /// `evictionMinimumReclaim`: this much more must be available before it is over.
     pub reclaim: Threshold,
 }
 
-/// `evictionHard`, `evictionSoft` and what belongs to them.
+/// `evictionHard`, `evictionSoft` and the fields that belong to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Eviction {
     pub thresholds: Vec<EvictionThreshold>,
@@ -80,7 +82,7 @@ pub(super) const PERIODS: &str = "evictionSoftGracePeriod";
 pub(super) const RECLAIM: &str = "evictionMinimumReclaim";
 
 impl Eviction {
-    /// `hard` as read; the maps from the object, whose entries can be read.
+    /// `hard` as read; the maps from the object, whose entries are readable.
     pub(super) fn read(
         hard: &[(Signal, Threshold)],
         object: &Map<String, Value>,
@@ -115,8 +117,8 @@ impl Capacity {
     }
 }
 
-/// Bounds thresholds by half of what the node has: one beyond that is a typing error, and ends pods that no later configuration brings
-/// back. `is_written`: somebody wrote what stands at this path.
+/// Limits thresholds to half of the node's capacity: one beyond that is a typing error, and would end pods
+/// that no later configuration brings back. `is_written` tells whether somebody wrote the value at this path.
 pub(super) fn hold_thresholds(
     object: &mut Map<String, Value>,
     capacity: Capacity,
@@ -156,7 +158,7 @@ fn reclaim_of(text: &str) -> Option<Threshold> {
 /// Whether a text is such a value.
 type IsRight = fn(&str) -> bool;
 
-/// Each map with what its values are.
+/// Each map with the meaning of its values.
 const MAPS: [(&str, &str, IsRight); 3] = [
     (PERIODS, "a duration such as \"1m30s\" that is not negative", |text| period_of(text).is_some()),
     (SOFT, "a quantity such as \"200Mi\" or a percentage from \"0%\" to \"100%\"", |text| {
@@ -167,7 +169,7 @@ const MAPS: [(&str, &str, IsRight); 3] = [
     }),
 ];
 
-/// Takes out entries that cannot be read, and reports them.
+/// Removes unreadable entries, and reports them.
 pub(super) fn hold_entries(object: &mut Map<String, Value>, report: &mut dyn FnMut(Beyond)) {
     let mut without_period: Vec<String> = Vec::new();
     for (field, expected, is_right) in MAPS {

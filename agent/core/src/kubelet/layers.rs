@@ -1,10 +1,12 @@
-//! Layers and their merge: `defaults < base < drop-ins in byte order < flags`, RFC 7386 on what each layer wrote.
+//! Layers and their merge: `defaults < base < drop-ins in byte order < flags`, RFC 7386 on the values that
+//! each layer wrote.
 //!
-//! Always holds: objects merge by key, lists are taken whole, null removes, the later layer wins; defaults are no layer
-//! but fill what is left, once, at the end, when a zero has replaced what lies below it. Each leaf remembers who wrote
-//! it. Merging is associative: drop-ins merged among themselves and put on a base give what one after the other gives
-//! (a plain RFC 7386 patch cannot say "remove this object, then set one key of it"; [`Node::Object`] can).
-//! Left to others: reading directories, and what the fields mean.
+//! Always holds: objects merge by key, lists are replaced as a whole, null removes, the later layer wins;
+//! defaults are not a layer but fill missing fields, once, at the end, when a zero has replaced the lower
+//! layers' values. Each leaf remembers its layer. Merging is associative: drop-ins merged among themselves
+//! and put on a base give what one after the other gives (a plain RFC 7386 patch cannot say "remove this
+//! object, then set one key of it"; [`Node::Object`] can). Left to others: reading directories, and the
+//! meaning of the fields.
 
 use crate::kubelet::error::{ConfigError, ErrorKind, Problem};
 use crate::kubelet::origin::Origin;
@@ -19,20 +21,21 @@ use super::path;
 use super::schema::{self, Finding};
 use super::yaml::{self, Content, Position, Tree};
 
-/// Most drop-ins that are read. Each is a file placed by hand or by a package; more is a mistake, and
-/// every start would read it all. 500 must be cheap (`make bench` starts with 500), so the limit lies well above.
+/// Most drop-ins that are read. A person or a package placed each of these files; more is a mistake, and
+/// every start would read it all. 500 must be cheap (`make bench` starts with 500), so the limit is well
+/// above that.
 pub const MAX_DROP_INS: usize = 1000;
 
 /// One layer as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerText {
-    /// Where it came from.
+    /// Its origin.
     pub origin: Origin,
-    /// Its bytes, unjudged.
+    /// Its bytes, not checked yet.
     pub text: Vec<u8>,
 }
 
-/// The layers that this machine has itself.
+/// This machine's own layers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LocalLayers {
     /// The `--config` file, if one was given.
@@ -41,11 +44,11 @@ pub struct LocalLayers {
     pub drop_ins: Vec<LayerText>,
     /// Flags that set a field: the flag's name without dashes, and a configuration with that field alone.
     pub flags: Vec<(&'static str, Value)>,
-    /// What the node has, by which thresholds are bounded: no part of a configuration's identity.
+    /// The node's capacity, which bounds thresholds: not a part of a configuration's identity.
     pub capacity: Capacity,
 }
 
-/// What a node has in all; 0: not known.
+/// A node's whole capacity; 0 if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     pub memory_bytes: u64,
@@ -60,13 +63,13 @@ pub struct Capacity {
 pub struct DropInNames {
     /// To be read, in this order.
     pub taken: Vec<PathBuf>,
-    /// Not drop-ins: to be named in the log, once.
+    /// Not drop-ins: logged once.
     pub skipped: Vec<PathBuf>,
 }
 
-/// Which files of the drop-in directory, by their paths below it, are drop-ins, and in which order they apply: those ending in
-/// `.conf`, by the bytes of their names, so `100-x.conf` comes before `20-y.conf` (KEP-3983), and those of a sub-directory where
-/// its own name stands in that order, as upstream walks it.
+/// The files of the drop-in directory, by their paths below it, that are drop-ins, in the order in which they
+/// apply: those ending in `.conf`, by the bytes of their names, so `100-x.conf` comes before `20-y.conf`
+/// (KEP-3983), and those of a sub-directory at the place of its own name in that order, as upstream walks it.
 #[must_use]
 pub fn select_drop_ins(paths: Vec<PathBuf>) -> DropInNames {
     let is_drop_in = |path: &PathBuf| path.as_os_str().as_encoded_bytes().ends_with(b".conf");
@@ -148,14 +151,14 @@ struct Place {
     position: Position,
 }
 
-/// What one or several layers wrote at one path.
+/// The value that one or several layers wrote at one path.
 #[derive(Clone, Debug, PartialEq)]
 enum Node {
-    /// Null: whatever lower layers wrote here is gone.
+    /// Null: the value of lower layers is removed.
     Removed,
     /// A scalar or a whole list.
     Leaf(Value, Place),
-    /// An object. `replaces`: a null stood here before it, so nothing of lower layers is left below.
+    /// An object. `replaces`: it follows a null, so the fields of lower layers are removed.
     Object { fields: BTreeMap<String, Node>, replaces: bool },
 }
 
@@ -218,8 +221,8 @@ impl Node {
         }
     }
 
-    /// JSON with sorted keys that differs whenever the effect on some base may differ. An object that replaces is
-    /// written as a list of itself: no list can stand where the schema has an object.
+    /// JSON with sorted keys that differs whenever the effect on some base may differ. An object that
+    /// replaces is written as a list of itself: the schema allows no list in place of an object.
     fn canonical(&self, nothing_below: bool, text: &mut Vec<u8>) {
         match self {
             Self::Removed => text.extend_from_slice(b"null"),
@@ -248,7 +251,7 @@ fn write_key(index: usize, key: &str, text: &mut Vec<u8>) {
     text.push(b':');
 }
 
-/// JSON without spaces and with sorted keys, whatever order the `Map` of this build keeps.
+/// JSON without spaces and with sorted keys, whatever order the `Map` of this build has.
 fn write_canonical(value: &Value, text: &mut Vec<u8>) {
     match value {
         Value::Object(map) => {
@@ -287,7 +290,7 @@ impl Stack {
         Self { origins: Vec::new(), sum: Node::empty(), problems: Problems::default() }
     }
 
-    /// Adds all that lies above the base.
+    /// Adds all layers above the base.
     pub(super) fn add_overrides(&mut self, layers: &LocalLayers) {
         if let Some(beyond) = layers.drop_ins.get(MAX_DROP_INS) {
             let message = format!("is drop-in number {}, expected at most {MAX_DROP_INS}", MAX_DROP_INS + 1);
@@ -327,8 +330,8 @@ impl Stack {
         self.sum.merge(node);
     }
 
-    /// Whether kind and apiVersion are the ones read here; returns what is wrong. Fields of another kind of object are not
-    /// looked at: all of them would be unknown.
+    /// Whether kind and apiVersion are the ones read here; reports the fault. Fields of another kind of
+    /// object are not checked: all of them would be unknown.
     fn has_header(&mut self, origin: &Origin, tree: &Tree) -> bool {
         match &tree.content {
             Content::Object(_) => {}
@@ -380,7 +383,8 @@ impl Stack {
         });
         match sum {
             Some(Value::Object(object)) => Ok((object, provenance)),
-            // flags come from our own parser: anything but an object is a bug, and an empty configuration is safe
+            // flags come from our own parser: anything but an object is a bug, and an empty configuration is
+            // safe
             _ => Ok((Map::new(), provenance)),
         }
     }
@@ -489,7 +493,7 @@ mod tests {
             &[json!({"b": [1, [2, {"y": 1, "x": "\"", "z": {}}], []], "a": null, "c": {}})],
             r#"{"a":null,"b":[1,[2,{"x":"\"","y":1,"z":{}}],[]],"c":{}}"#,
         );
-        // below what replaces there is nothing to remove, and nothing more to replace
+        // below an object that replaces there is nothing to remove, and no further replacing
         let replaced = [json!({"x": null}), json!({"x": {"y": null, "z": {"w": null, "v": 1}}})];
         check(&replaced, r#"{"x":[{"z":{"v":1}}]}"#);
         check(
@@ -498,7 +502,7 @@ mod tests {
         );
     }
 
-    /// A small generator: what matters is that the cases are many and the same every time.
+    /// A small generator: it suffices that the cases are many and the same every time.
     struct Dice(u64);
 
     impl Dice {
@@ -507,7 +511,7 @@ mod tests {
             (self.0 >> 33) % sides
         }
 
-        /// An object as the schema would let it be: each path is always of one kind.
+        /// An object that the schema would allow: each path always has the same kind.
         fn object(&mut self, depth: u64) -> Value {
             let mut map = Map::new();
             for name in ["p", "q", "r", "s"] {

@@ -1,10 +1,10 @@
 //! The configuration object: text of several layers in, one checked [`Effective`] configuration out.
 //!
-//! Owns what a KubeletConfiguration is here: its fields, how layers merge, which values are valid, which layer set a field.
-//! Always holds: the same bytes give the same result on every node and every day; nothing loaded or received can
-//! panic it, and every read has a limit; an error names file, field and line, and names all of them, not the first.
-//! Left to others: reading the files (the caller hands in bytes), deciding what to do about an error, and doing what
-//! the configuration says.
+//! Owns the definition of a KubeletConfiguration: its fields, how layers merge, which values are valid, which
+//! layer set a field. Always holds: the same bytes give the same result on every node and every day; no
+//! loaded or received data can panic it, and every read has a limit; an error lists the file, field and line
+//! of all faults, not only of the first. Left to others: reading the files (the caller passes bytes), the
+//! reaction to an error, and applying the configuration.
 
 use core::fmt;
 
@@ -38,22 +38,23 @@ use error::{ConfigError, ErrorKind, Problem};
 use layers::{Problems, Stack};
 use schema::Beyond;
 
-/// What a node runs with.
+/// The configuration that a node runs with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Effective {
     /// The honoured fields, typed.
     pub config: Config,
-    /// The whole object, with `apiVersion`, `kind` and the defaults of honoured fields; durations in Go's form.
+    /// The whole object, with `apiVersion`, `kind` and the defaults of honoured fields; durations in Go's
+    /// form.
     pub object: Value,
     /// Which layer set each field.
     pub provenance: Provenance,
-    /// Paths of fields that are set and do nothing here.
+    /// Paths of fields that are set and have no effect here.
     pub without_effect: Vec<String>,
-    /// Values beyond their bounds that an earlier release took.
+    /// Values beyond their bounds that an earlier release accepted.
     pub held: Vec<Held>,
 }
 
-/// A value beyond its bounds that does not count, and the nearest within, which does.
+/// A value beyond its bounds, and the nearest one within, which is used instead.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Held {
     pub problem: Problem,
@@ -62,7 +63,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Whether this machine's own files or flags have it, not a payload.
+    /// Whether it comes from this machine's own files or flags, not from a payload.
     #[must_use]
     pub fn is_local(&self) -> bool {
         !self.problem.origin.is_pushed()
@@ -75,23 +76,23 @@ impl fmt::Display for Held {
     }
 }
 
-/// The configuration that these layers give; `payload`, if there is one, takes the place of the base. A value of the local
-/// layers that the first release took and that lies beyond today's bounds counts as the nearest within, and
-/// [`Effective::held`] says so: an upgrade must not keep a node from starting.
+/// The configuration that results from these layers; `payload`, if there is one, replaces the base. A value
+/// of the local layers that the first release accepted and that is beyond today's bounds counts as the
+/// nearest within, and is listed in [`Effective::held`]: an upgrade must not keep a node from starting.
 ///
 /// # Errors
-/// [`ErrorKind::Parse`] if a layer cannot be read or has a field that is unknown or of the wrong type;
-/// [`ErrorKind::Validate`] if all can be read and the sum has wrong values.
+/// [`ErrorKind::Parse`] if a layer is unreadable or has a field that is unknown or of the wrong type;
+/// [`ErrorKind::Validate`] if all are readable and the result has wrong values.
 pub fn effective(layers: &LocalLayers, payload: Option<&LayerText>) -> Result<Effective, ConfigError> {
     effective_as(layers, payload, false)
 }
 
-/// As [`effective`], for a payload that is proven: it has been last-known-good, perhaps under a release that did not know
-/// today's bounds. Refused now, it could not be fallen back to when it is needed, so a value beyond its bounds counts as the
-/// nearest within, and [`Effective::held`] says so.
+/// Like [`effective`], for a proven payload: it has been last-known-good, perhaps under a release that did
+/// not know today's bounds. If it were refused now, it would be missing as a fallback when it is needed, so a
+/// value beyond its bounds counts as the nearest within, and is listed in [`Effective::held`].
 ///
 /// # Errors
-/// As [`effective`], bounds apart.
+/// Those of [`effective`], bounds apart.
 pub fn effective_of_proven(layers: &LocalLayers, payload: &LayerText) -> Result<Effective, ConfigError> {
     effective_as(layers, Some(payload), true)
 }
@@ -129,8 +130,8 @@ fn effective_as(
     Ok(Effective { config, object: Value::Object(object), provenance, without_effect, held })
 }
 
-/// Moves values that an earlier release took into their bounds, but those of a push that is not proven. Any other value beyond its
-/// bounds is a problem.
+/// Moves values that an earlier release accepted into their bounds, except those of a push that is not
+/// proven. Any other value beyond its bounds is a problem.
 fn hold(
     object: &mut serde_json::Map<String, Value>,
     provenance: &Provenance,
@@ -151,18 +152,19 @@ fn hold(
     schema::hold_in_bounds(object, &mut judge);
     settings::hold_texts(object, &mut judge);
     eviction::hold_entries(object, &mut judge);
-    // on a small board a built-in default is more than half of what it has
+    // on a small board a built-in default is more than half of the capacity
     let is_written = |path: &str| provenance.nearest(path).origin != Origin::Default;
     eviction::hold_thresholds(object, capacity, &is_written, &mut judge);
     server::hold(object, &mut judge);
     held
 }
 
-/// Upstream's rule: nodeStatusUpdateFrequency set alone counts for reports, too, within their bounds.
+/// Upstream's rule: nodeStatusUpdateFrequency set alone also sets the frequency of reports, within their
+/// bounds.
 fn report_as_often_as_computed(object: &mut serde_json::Map<String, Value>, provenance: &mut Provenance) {
     let (computed, reported) = ("nodeStatusUpdateFrequency", "nodeStatusReportFrequency");
     let nanos = object.get(computed).and_then(Value::as_str).and_then(duration::parse);
-    // a wrong value is reported once, under the name that was written
+    // a wrong value is reported once, under the written name
     if let (Some(nanos), None) = (nanos.filter(|nanos| *nanos > 0), object.get(reported)) {
         let longest = schema::LONGEST_REPORT;
         let frequency = nanos.clamp(schema::SHORTEST_REPORT, longest);
@@ -171,7 +173,7 @@ fn report_as_often_as_computed(object: &mut serde_json::Map<String, Value>, prov
     }
 }
 
-/// Upstream's rule: a relative staticPodPath begins at the directory of the file that names it.
+/// Upstream's rule: a relative staticPodPath starts at the directory of the file that sets it.
 fn make_path_absolute(object: &mut serde_json::Map<String, Value>, provenance: &Provenance) {
     let Some(Value::String(path)) = object.get_mut("staticPodPath") else { return };
     let Some(Source { origin: Origin::File(file) | Origin::DropIn(file), .. }) =
@@ -187,11 +189,12 @@ fn make_path_absolute(object: &mut serde_json::Map<String, Value>, provenance: &
     }
 }
 
-/// Canonical JSON of what drop-ins and flags together change: part of a configuration's identity. Does not depend on
-/// file names, comments, spelling of scalars or order of keys; differs whenever the effect on some base differs.
+/// Canonical JSON of the changes by drop-ins and flags together: part of a configuration's identity. Does not
+/// depend on file names, comments, spelling of scalars or order of keys; differs whenever the effect on some
+/// base differs.
 ///
 /// # Errors
-/// [`ErrorKind::Parse`] if a drop-in cannot be read.
+/// [`ErrorKind::Parse`] if a drop-in is unreadable.
 pub fn canonical_overrides(layers: &LocalLayers) -> Result<Vec<u8>, ConfigError> {
     let mut stack = Stack::new();
     stack.add_overrides(layers);

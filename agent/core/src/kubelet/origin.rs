@@ -1,4 +1,4 @@
-//! The layer that a value of the configuration comes from.
+//! The layer of a value of the configuration.
 
 use core::fmt;
 
@@ -11,7 +11,7 @@ pub enum Origin {
     File(String),
     /// The assigned payload.
     ConfigMap { namespace: String, name: String, uid: String },
-    /// A file judged as if it were pushed; which part of which file.
+    /// A file checked as if it were pushed; the part and the file.
     Pushed(String),
     /// A drop-in file, by path.
     DropIn(String),

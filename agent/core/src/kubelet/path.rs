@@ -1,9 +1,9 @@
-//! How a place inside a configuration is written: `logging.verbosity`, `evictionHard["memory.available"]`,
-//! `registerWithTaints[0].key`. The same words in errors, in provenance and in `kedge config show`.
+//! The form of a path inside a configuration: `logging.verbosity`, `evictionHard["memory.available"]`,
+//! `registerWithTaints[0].key`. The same in errors, in provenance and in `kedge config show`.
 
 use core::fmt::Write;
 
-/// Appends a key; answers the length to truncate to afterwards.
+/// Appends a key; returns the length to truncate to afterwards.
 pub(super) fn enter(path: &mut String, key: &str) -> usize {
     let length = path.len();
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
@@ -18,7 +18,7 @@ pub(super) fn enter(path: &mut String, key: &str) -> usize {
     length
 }
 
-/// Appends a list index; answers the length to truncate to afterwards.
+/// Appends a list index; returns the length to truncate to afterwards.
 pub(super) fn enter_index(path: &mut String, index: usize) -> usize {
     let length = path.len();
     let _ = write!(path, "[{index}]");

@@ -1,9 +1,10 @@
 //! Amounts as Kubernetes writes them: `200Mi`, `2Gi`, `1500m`, `1e3`, and eviction thresholds such as `10%`.
 //!
-//! Always holds: an amount is exact to a billionth (what is finer rounds up, as upstream's does) and saturates at
-//! `i64::MAX` units, the largest that upstream keeps. Sign and meaning are left to the field that uses it.
+//! Always holds: an amount is exact to a billionth (finer ones are rounded up, as upstream's are) and
+//! saturates at `i64::MAX` units, the largest that upstream keeps. Sign and meaning are left to the field
+//! that uses it.
 
-/// Longest text read: `i64` and nine decimals with a suffix need 31.
+/// Longest text read: an `i64` and nine decimals with a suffix need 31.
 const MAX_TEXT_BYTES: usize = 64;
 
 /// Billionths in one unit: the finest step a Kubernetes quantity has.
@@ -19,7 +20,7 @@ pub struct Quantity {
 }
 
 impl Quantity {
-    /// Reads Kubernetes' form; `None` if it is not one.
+    /// Reads Kubernetes' form; `None` if the text has another form.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         if text.len() > MAX_TEXT_BYTES {
@@ -68,7 +69,7 @@ fn rounded_up(nanos: i128, unit: i128) -> i64 {
     i64::try_from(up).unwrap_or(if up < 0 { i64::MIN } else { i64::MAX })
 }
 
-/// What a suffix multiplies by.
+/// The factor of a suffix.
 enum Scale {
     Binary(u32),
     Decimal(i32),
@@ -112,7 +113,7 @@ struct Decimal {
 }
 
 impl Decimal {
-    /// Digits with at most one point; more than 38 digits are out of any range and read as not a number.
+    /// Digits with at most one point; more than 38 digits are out of any range and not accepted as a number.
     fn parse(number: &str) -> Option<Self> {
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
@@ -146,7 +147,7 @@ impl Decimal {
     }
 }
 
-/// When an eviction signal counts as pressure: less than this is available.
+/// The limit of an eviction signal: there is pressure if less than this is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threshold {
     /// Never: written as `0%` or `100%`, upstream's way to switch a signal off.
@@ -160,7 +161,7 @@ pub enum Threshold {
 impl Threshold {
     const WHOLE: u32 = 1_000_000;
 
-    /// Reads a quantity above zero or a percentage from `0%` to `100%`; `None` if it is neither.
+    /// Reads a quantity above zero or a percentage from `0%` to `100%`; `None` for any other text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let Some(percentage) = text.strip_suffix('%') else {
@@ -182,7 +183,7 @@ impl Threshold {
     /// Half of the capacity.
     pub(super) const HALF: u32 = Self::WHOLE / 2;
 
-    /// Whether it is more than half of what there is of a resource; `capacity` 0: not known.
+    /// Whether it is more than half of a resource; `capacity` is 0 if unknown.
     #[must_use]
     pub fn is_beyond_half(self, capacity: u64) -> bool {
         match self {

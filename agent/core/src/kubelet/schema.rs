@@ -1,11 +1,13 @@
-//! Every field a configuration may have: upstream's KubeletConfiguration v1beta1 as of 1.36 (and what its master had
-//! added for 1.37), the two trial fields of dynamic kubelet configuration, and ours under `kedge`.
+//! Every field that a configuration may have: upstream's KubeletConfiguration v1beta1 as of 1.36 (and the
+//! fields that its master had added for 1.37), the two trial fields of dynamic kubelet configuration, and
+//! ours under `kedge`.
 //!
-//! Always holds: a field is in this table or it is an error; its type is upstream's, so what decodes there decodes
-//! here; its [`Effect`] says whether it does anything here, and only a field that does something has a default.
-//! One kind is found at each path, so merging never meets a list on one side and an object on the other. Every number that
-//! does something here has bounds with a reason: a value may be valid upstream and still silence a node or wear out its flash.
-//! Left to others: which layer wrote a field, and combinations of fields.
+//! Always holds: a field outside this table is an error; its type is upstream's, so a value that decodes
+//! there decodes here; its [`Effect`] tells whether it has an effect here, and only a field with an effect
+//! has a default. Each path has one kind, so merging never meets a list on one side and an object on the
+//! other. Every number with an effect has bounds with a reason: a value may be valid upstream and still
+//! silence a node or wear out its flash. Left to others: which layer wrote a field, and combinations of
+//! fields.
 
 use kedge_api::excerpt;
 use serde_json::Value;
@@ -19,18 +21,18 @@ pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 /// The only `kind` read.
 pub const KIND: &str = "KubeletConfiguration";
 
-/// What a field does here.
+/// The effect of a field here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It means something to this agent.
+    /// This agent uses it.
     Honoured,
-    /// It will mean something once this agent runs pods; until then as [`Effect::NoEffect`].
+    /// It will have an effect once this agent runs pods; until then the same as [`Effect::NoEffect`].
     WithPods,
     /// Known from upstream; accepted, checked for its type, without effect.
     NoEffect,
 }
 
-/// What a field holds.
+/// The type of a field.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     /// `true` or `false`.
@@ -47,9 +49,9 @@ pub enum Kind {
     Text,
     /// One of these words.
     OneOf(&'static [&'static str]),
-    /// Text in Go's form of a duration; a bare 0 is read as one too.
+    /// Text in Go's form of a duration; a bare 0 is accepted too.
     Duration,
-    /// Likewise; beyond the bounds it is a duration with a wrong value.
+    /// The same; beyond the bounds it is a duration with a wrong value.
     DurationIn {
         /// Shortest, nanoseconds.
         low: i64,
@@ -58,9 +60,9 @@ pub enum Kind {
     },
     /// A duration, or a number of nanoseconds (upstream's `logging.flushFrequency`).
     DurationOrInteger,
-    /// Text with a quantity, as upstream's `map[string]string` fields have it.
+    /// Text with a quantity, as in upstream's `map[string]string` fields.
     QuantityText,
-    /// A quantity as text or number, as upstream's `resource.Quantity` fields have it.
+    /// A quantity as text or number, as in upstream's `resource.Quantity` fields.
     Quantity,
     /// Text with a quantity or a percentage.
     Threshold,
@@ -68,11 +70,11 @@ pub enum Kind {
     List(&'static Kind),
     /// An object with keys of the user's choice; merged by key.
     Map(&'static Kind),
-    /// An object with the fields named; merged by field.
+    /// An object with these fields; merged by field.
     Object(&'static [Field]),
 }
 
-/// What a field is when no layer sets it. Only honoured fields have one.
+/// The value of a field that no layer sets. Only honoured fields have one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Default {
     /// Absent.
@@ -103,15 +105,17 @@ pub struct Field {
     /// The field's name in the file.
     pub name: &'static str,
     pub kind: Kind,
-    /// Its effect here. For an object with fields, see those.
+    /// Its effect here. For an object with fields, their effects count.
     pub effect: Effect,
     /// Its value when no layer sets it.
     pub default: Default,
-    /// Why no value beyond its bounds is taken; empty if its type is the only bound.
+    /// Why values beyond its bounds are refused; empty if its type is the only bound.
     pub why: &'static str,
-    /// Zero stands for the default, as upstream's defaulting has it. Files that kubeadm writes are full of such zeros.
+    /// Zero stands for the default, as in upstream's defaulting. Files that kubeadm writes are full of such
+    /// zeros.
     pub zero_is_default: bool,
-    /// What the first release took, if that was more: this machine's own files may still have it.
+    /// The values that the first release accepted, if those were more: this machine's own files may still
+    /// have them.
     took: Option<Kind>,
 }
 
@@ -126,7 +130,7 @@ impl Field {
         self
     }
 
-    /// Its bounds as people read them, with their reason.
+    /// Its bounds in words, with their reason.
     #[must_use]
     pub fn bounds(&self) -> String {
         match self.kind.bounds() {
@@ -137,7 +141,7 @@ impl Field {
 }
 
 impl Kind {
-    /// The lowest and highest value as a file has them; `None` if the type is the only bound.
+    /// The lowest and highest value in a file's form; `None` if the type is the only bound.
     fn bounds(&self) -> Option<(String, String)> {
         match *self {
             Self::Int { low, high } => Some((low.to_string(), high.to_string())),
@@ -177,10 +181,10 @@ pub(super) const SHORTEST_REPORT: i64 = 10 * SECOND;
 /// Longest `nodeStatusReportFrequency`, nanoseconds.
 pub(super) const LONGEST_REPORT: i64 = 5 * MINUTE;
 
-/// Where the local endpoint listens.
+/// The default address of the local endpoint.
 pub(super) const LOOPBACK: &str = "127.0.0.1";
 
-/// Where the kubelet writes logs, and collectors of logs look for them.
+/// The kubelet's directory of logs, where collectors of logs look for them.
 pub(super) const POD_LOGS: &str = "/var/log/pods";
 
 /// A number from `low` on, of the 32 bits that upstream gives it.
@@ -189,7 +193,7 @@ const fn from(low: i64) -> Kind {
 }
 
 const I32: Kind = from(i32::MIN as i64);
-/// What upstream refuses to be negative.
+/// Upstream refuses negative values here.
 const COUNT: Kind = from(0);
 const PORT: Kind = Kind::Int { low: 0, high: 65_535 };
 /// A bit of a packet's mark.
@@ -202,13 +206,14 @@ const fn at_least(low: i64) -> Kind {
 const PERCENT: Kind = Kind::Int { low: 0, high: 100 };
 const U32: Kind = Kind::Int { low: 0, high: u32::MAX as i64 };
 const LIST_OF_TEXT: Kind = Kind::List(&Kind::Text);
-/// How long a machine may wait for its pods.
+/// How long a shutdown of the machine may wait for pods.
 const SHUTDOWN: Kind = Kind::DurationIn { low: 0, high: HOUR };
 const MAP_OF_TEXT: Kind = Kind::Map(&Kind::Text);
 
-/// The fields of a KubeletConfiguration, `apiVersion` and `kind` apart. Sorted by subject as upstream's types.go.
+/// The fields of a KubeletConfiguration, except for `apiVersion` and `kind`. Sorted by subject as in
+/// upstream's types.go.
 pub static FIELDS: &[Field] = &[
-    // proposed with dynamic kubelet configuration; upstream dropped them with it
+    // proposed with dynamic kubelet configuration; upstream dropped both with it
     bounded(
         "configTrialDuration",
         Kind::DurationIn { low: 0, high: 7 * DAY },
@@ -231,7 +236,7 @@ pub static FIELDS: &[Field] = &[
     )
     .zero_is_default()
     .took(at_least(SECOND)),
-    // follows nodeStatusUpdateFrequency when only that one is set: see `settings`
+    // set by nodeStatusUpdateFrequency when only that one is set: see `settings`
     bounded(
         "nodeStatusReportFrequency",
         Kind::DurationIn { low: SHORTEST_REPORT, high: LONGEST_REPORT },
@@ -386,7 +391,7 @@ pub static FIELDS: &[Field] = &[
     // images
     bounded("registryPullQPS", COUNT, Default::Int(5), "not negative; 0 is no limit").took(I32),
     bounded("registryBurst", COUNT, Default::Int(10), "not negative; 0 is 10 as upstream").took(I32),
-    // follows maxParallelImagePulls: see `settings`
+    // derived from maxParallelImagePulls: see `settings`
     honoured("serializeImagePulls", Kind::Bool, Default::None),
     bounded(
         "maxParallelImagePulls",
@@ -548,8 +553,8 @@ const RESERVED: &[Field] = &[
 
 const HALF_WHY: &str = "at most 50% of what the node has: more is a typing error, and ends its pods";
 
-/// Upstream's signals. Each has its own default, so thresholds merge one by one: a file that sets one keeps the
-/// others (upstream's base file loses them, kubernetes/kubernetes#127577).
+/// Upstream's signals. Each has its own default, so thresholds merge one by one: a file that sets one keeps
+/// the others (upstream's base file loses them, kubernetes/kubernetes#127577).
 const EVICTION_HARD: &[Field] = &[
     bounded("memory.available", Kind::Threshold, Default::Text("100Mi"), HALF_WHY),
     bounded("nodefs.available", Kind::Threshold, Default::Text("10%"), HALF_WHY),
@@ -568,7 +573,7 @@ const MEMORY_RESERVATION: &[Field] =
 const PRIORITY_GRACE_PERIOD: &[Field] =
     &[honoured("priority", I32, Default::None), honoured("shutdownGracePeriodSeconds", I64, Default::None)];
 
-/// How long an answer of the API server about a caller may count.
+/// How long an answer of the API server about a caller may be cached.
 const TTL: Kind = Kind::DurationIn { low: 0, high: HOUR };
 const TTL_WHY: &str = "what is revoked counts for as long";
 
@@ -610,10 +615,10 @@ const SYSTEM_PARTITION: &[Field] = &[
 const TRACING: &[Field] =
     &[no_effect("endpoint", Kind::Text), no_effect("samplingRatePerMillion", COUNT).took(I32)];
 
-/// What YAML reads as `false`, unless it is quoted.
+/// YAML reads this as `false`, unless it is quoted.
 pub(super) const OFF: &str = "off";
 
-/// Ours: what upstream has no field for.
+/// Ours: settings for which upstream has no field.
 const KEDGE: &[Field] = &[
     bounded("watch", Kind::OneOf(&["auto", OFF]), Default::Text("auto"), "auto or off"),
     no_effect("images", Kind::Object(IMAGES)),
@@ -633,7 +638,7 @@ const KEDGE: &[Field] = &[
     no_effect("faultInjection", Kind::Object(FAULT_INJECTION)),
 ];
 
-/// Where images come from.
+/// The sources of images.
 const IMAGES: &[Field] = &[
     bounded(
         "mirrors",
@@ -661,7 +666,7 @@ const IMAGES: &[Field] = &[
 #[cfg(feature = "fault-injection")]
 const ANY_LENGTH: Kind = Kind::DurationIn { low: 0, high: i64::MAX };
 
-/// Faults an agent built for tests commits on request.
+/// Faults that an agent built for tests commits on request.
 #[cfg(feature = "fault-injection")]
 const FAULT_INJECTION: &[Field] = &[
     honoured("crashAfter", ANY_LENGTH, Default::None),
@@ -670,7 +675,7 @@ const FAULT_INJECTION: &[Field] = &[
     honoured("clockOffset", Kind::Duration, Default::None),
 ];
 
-/// Something wrong with one value.
+/// A fault of one value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) field: String,
@@ -678,7 +683,7 @@ pub(super) struct Finding {
     pub(super) message: String,
 }
 
-/// Finds the fields of `tree` that are unknown or hold the wrong type. `tree` is a whole configuration.
+/// Finds the fields of `tree` that are unknown or have the wrong type. `tree` is a whole configuration.
 pub(super) fn check_types(tree: &Tree, report: &mut dyn FnMut(Finding)) {
     let mut check = TypeCheck { path: String::new(), report };
     for entry in tree.entries() {
@@ -697,7 +702,7 @@ impl TypeCheck<'_> {
     fn entry(&mut self, fields: &[Field], key: &str, key_position: Position, value: &Tree) {
         let length = path::enter(&mut self.path, key);
         match fields.iter().find(|field| field.name == key) {
-            // null removes what lower layers wrote, whatever it was
+            // null removes the value of lower layers, whatever it was
             Some(_) if value.is_null() => {}
             Some(field) => self.value(value, &field.kind),
             None => self.unknown(fields, key, key_position),
@@ -748,7 +753,7 @@ impl TypeCheck<'_> {
     }
 }
 
-/// Whether a scalar decodes as `kind`; lists and objects are looked into by the caller.
+/// Whether a scalar decodes as `kind`; the caller checks lists and objects.
 fn has_type(kind: &Kind, content: &Content) -> bool {
     match (kind, content) {
         (Kind::OneOf(words), Content::Text(text)) => words.contains(&text.as_str()),
@@ -770,20 +775,20 @@ fn has_type(kind: &Kind, content: &Content) -> bool {
     }
 }
 
-/// A value that lies outside its field's bounds.
+/// A value outside its field's bounds.
 #[derive(Debug)]
 pub(super) struct Beyond {
     pub(super) field: String,
     /// The value found and those expected.
     pub(super) message: String,
-    /// What counts instead, if anything may.
+    /// The value that is used instead, if one may be.
     pub(super) nearest: String,
-    /// The first release took it.
+    /// Whether the first release accepted it.
     pub(super) was_taken: bool,
 }
 
-/// Moves each value of a complete configuration that lies outside its field's bounds to the nearest within, and reports it.
-/// Durations are in Go's form.
+/// Moves each value of a complete configuration that is outside its field's bounds to the nearest within, and
+/// reports it. Durations are in Go's form.
 pub(super) fn hold_in_bounds(object: &mut serde_json::Map<String, Value>, report: &mut dyn FnMut(Beyond)) {
     hold_fields(FIELDS, object, &mut String::new(), report);
 }
@@ -842,11 +847,11 @@ fn hold_value(
     }
 }
 
-/// The nearest value within the bounds; `None` if it lies there already.
+/// The nearest value within the bounds; `None` if it is within already.
 fn nearest_within(kind: &Kind, value: &Value) -> Option<Value> {
     match (kind, value) {
         (Kind::Int { low, high }, Value::Number(number)) => {
-            // what no i64 holds is too large
+            // a number that does not fit an i64 is too large
             let found = number.as_i64().unwrap_or(i64::MAX);
             let fits = number.is_i64() && (*low..=*high).contains(&found);
             (!fits).then(|| Value::from(found.clamp(*low, *high)))
@@ -891,7 +896,7 @@ fn is_text(tree: &Tree, words: &[&str]) -> bool {
     tree.text().is_some_and(|text| words.contains(&text))
 }
 
-/// A value as a message shows it.
+/// A value in a message's form.
 pub(super) fn shown(tree: &Tree) -> String {
     match &tree.content {
         Content::Null => "null".to_owned(),
@@ -967,7 +972,7 @@ pub(super) fn unset_zeros(object: &mut serde_json::Map<String, Value>) {
     object.retain(|name, value| !(is_zero(value) && stands_for_default(name)));
 }
 
-/// Puts the defaults into a configuration that all layers have written, and names each field it set.
+/// Puts the defaults into a configuration that all layers have written, and returns the fields it set.
 pub(super) fn apply_defaults(object: &mut serde_json::Map<String, Value>, set: &mut dyn FnMut(&str)) {
     default_fields(FIELDS, object, &mut String::new(), set);
 }
@@ -1036,7 +1041,7 @@ fn normalize_value(kind: &Kind, value: &mut Value) {
     }
 }
 
-/// Names every field that stands in `object` and does nothing here.
+/// Lists every field of `object` that has no effect here.
 pub(super) fn without_effect(object: &serde_json::Map<String, Value>) -> Vec<String> {
     let mut found = Vec::new();
     idle_fields(FIELDS, object, &mut String::new(), &mut found);

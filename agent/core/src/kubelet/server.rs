@@ -1,8 +1,10 @@
-//! The kubelet's API on a port of its own, for API servers that dial their nodes: what the configuration says about it.
+//! The kubelet's API on a port of its own, for API servers that dial their nodes: its settings in the
+//! configuration.
 //!
-//! Always holds: the port is off unless `port` names one; a port that is on serves nobody who has not shown a client certificate or a
-//! token, and nothing that the API server has not allowed. What contradicts that is refused in a push; in this machine's own files,
-//! which earlier releases took because they had no effect, the nearest that keeps it counts. Leaves to others: sockets and files.
+//! Always holds: the port is off unless `port` sets one; a port that is on serves no caller without a client
+//! certificate or a token, and nothing that the API server has not allowed. Values that contradict that are
+//! refused in a push; in this machine's own files, which earlier releases accepted because they had no
+//! effect, the nearest safe value is used. Leaves to others: sockets and files.
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
@@ -14,7 +16,7 @@ use serde_json::{Map, Value};
 use super::duration;
 use super::schema::Beyond;
 
-/// Upstream's defaults: how long an answer of the API server counts.
+/// Upstream's defaults: how long an answer of the API server is cached.
 const TOKEN_TTL: Duration = Duration::from_secs(2 * 60);
 const ALLOWED_TTL: Duration = Duration::from_secs(5 * 60);
 const REFUSED_TTL: Duration = Duration::from_secs(30);
@@ -24,12 +26,12 @@ const WEBHOOK: &str = "Webhook";
 const TLS_12: &str = "VersionTLS12";
 const TLS_13: &str = "VersionTLS13";
 
-/// What a port that is on needs to know.
+/// The settings of a port that is on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerSettings {
     /// `address` and `port`.
     pub address: SocketAddr,
-    /// `authentication.x509.clientCAFile`; `None`: no client certificate is accepted.
+    /// `authentication.x509.clientCAFile`; `None` if no client certificate is accepted.
     pub client_ca_file: Option<String>,
     /// `authentication.webhook.enabled`: whether bearer tokens are accepted.
     pub takes_tokens: bool,
@@ -39,9 +41,9 @@ pub struct ServerSettings {
     pub allowed_ttl: Duration,
     /// `authorization.webhook.cacheUnauthorizedTTL`.
     pub refused_ttl: Duration,
-    /// `tlsCertFile` and `tlsPrivateKeyFile`; `None`: the node makes a certificate.
+    /// `tlsCertFile` and `tlsPrivateKeyFile`; `None` if the node makes a certificate.
     pub certificate: Option<CertificateFiles>,
-    /// `serverTLSBootstrap`: it asks the cluster's signer for one.
+    /// `serverTLSBootstrap`: it requests one from the cluster's signer.
     pub requests_certificate: bool,
     /// `tlsMinVersion` is `VersionTLS13`.
     pub only_tls_13: bool,
@@ -62,7 +64,7 @@ impl ServerSettings {
     /// A port that is on, for tests.
     ///
     /// # Panics
-    /// The address is not one.
+    /// The address is invalid.
     #[cfg(test)]
     pub(crate) fn on(address: &str) -> Self {
         let address: SocketAddr = address.parse().expect("an address and a port");
@@ -72,7 +74,7 @@ impl ServerSettings {
         Self::read(&object).expect("the port is on")
     }
 
-    /// Reads a complete, type-checked object that [`hold`] has seen; `None`: the port is off.
+    /// Reads a complete, type-checked object after [`hold`]; `None` if the port is off.
     pub(super) fn read(object: &Map<String, Value>) -> Option<Self> {
         let port = on(object)?;
         let address = text(object, "address").and_then(|text| text.parse().ok());
@@ -80,7 +82,7 @@ impl ServerSettings {
         let ttl = |path: &str, default: Duration| {
             let nanos =
                 text(object, path).and_then(duration::parse).and_then(|nanos| u64::try_from(nanos).ok());
-            // zero stands for the default, as upstream's defaulting has it
+            // zero stands for the default, as in upstream's defaulting
             nanos.filter(|nanos| *nanos > 0).map_or(default, Duration::from_nanos)
         };
         Some(Self {
@@ -134,8 +136,8 @@ fn set(object: &mut Map<String, Value>, path: &str, value: Value) {
     }
 }
 
-/// Gives values of a port that is on, which no release has served so, the nearest that are, and reports them. Of what cannot be
-/// guessed (an address, a certificate) the nearest is that the port stays off.
+/// Replaces values of a port that is on, with which no release has served it, by the nearest valid ones, and
+/// reports them. For a value that cannot be guessed (an address, a certificate) the port stays off.
 pub(super) fn hold(object: &mut Map<String, Value>, report: &mut dyn FnMut(Beyond)) {
     if on(object).is_none() {
         return;
@@ -160,6 +162,7 @@ pub(super) fn hold(object: &mut Map<String, Value>, report: &mut dyn FnMut(Beyon
         beyond(version, &quoted(found), "VersionTLS12 or VersionTLS13", "\"VersionTLS12\"");
         set(object, version, TLS_12.into());
     }
+    // no value may be guessed for these: another address or certificate would serve other callers
     let off = "no port";
     let mut is_off = false;
     if let Some(found) = text(object, "address").filter(|text| text.parse::<IpAddr>().is_err()) {
@@ -191,7 +194,8 @@ mod tests {
 
     const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
-    /// What is served, and what was held, by a local file with these fields; a push of them is refused if anything was held.
+    /// The port's settings for a local file with these fields, and the values that were replaced; a push of
+    /// them is refused if there were any.
     #[track_caller]
     fn check(fields: &str) -> (Option<ServerSettings>, Vec<String>) {
         let text = format!("{HEADER}{fields}");

@@ -1,8 +1,9 @@
-//! The honoured fields as the rest of the agent reads them: typed, complete, in range.
+//! The honoured fields in the form for the rest of the agent: typed, complete, in range.
 //!
-//! Always holds: a [`Config`] exists only if every honoured field was valid, and has no `Option` where a default exists.
-//! Reading reports every problem it meets and carries on with the default, so one look shows them all.
-//! Left to others: types (checked per layer before), defaults (already in the object), and all that is not honoured.
+//! Always holds: a [`Config`] exists only if every honoured field was valid, and has no `Option` where a
+//! default exists. Reading reports every problem it meets and continues with the default, so one run shows
+//! them all. Left to others: types (checked per layer before), defaults (already in the object), and all
+//! other fields.
 
 use crate::images::thresholds::Thresholds;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -20,13 +21,14 @@ use super::schema::Beyond;
 use super::server::ServerSettings;
 use super::{duration, path, schema};
 
-/// The bound of `healthzBindAddress`, as messages have it.
+/// The bound of `healthzBindAddress`, in messages.
 const LOOPBACK_EXPECTED: &str = "a loopback address such as \"127.0.0.1\"";
 
-/// The bound of `podLogsDir`, as messages have it: upstream's, and no path that one of a pod's log could leave.
+/// The bound of `podLogsDir`, in messages: upstream's, and a path that a pod's log cannot leave.
 const LOGS_EXPECTED: &str = "a normalized absolute path of ASCII characters such as \"/var/log/pods\"";
 
-/// Most taints a node registers with. Each pod is matched against each; more is a mistake, and the Node grows by it.
+/// Most taints a node registers with. Each pod is matched against each; more is a mistake, and the Node grows
+/// by it.
 pub const MAX_TAINTS: usize = 100;
 
 /// Longest `providerID`; those of clouds have about 100 bytes.
@@ -34,7 +36,7 @@ const PROVIDER_ID_BYTES: usize = 512;
 
 /// `registryBurst` of 0.
 const REGISTRY_BURST: u32 = 10;
-/// `maxParallelImagePulls` where `serializeImagePulls` is false and nothing else is said; upstream has no limit then.
+/// `maxParallelImagePulls` if `serializeImagePulls` is false and it is not set; upstream has no limit then.
 const PARALLEL_PULLS: u32 = 4;
 /// Least `containerLogMaxSize`: a line may have 16 KiB.
 const LEAST_LOG_BYTES: i64 = 64 << 10;
@@ -42,10 +44,10 @@ const LEAST_LOG_BYTES: i64 = 64 << 10;
 const MAX_DEVICES: usize = 64;
 /// Most paths of one: a modem has five.
 const MAX_DEVICE_PATHS: usize = 16;
-/// Each look reads all files.
+/// Each check reads all files.
 const MOST_FREQUENT_FILE_CHECK: Duration = Duration::from_secs(1);
 
-/// How long an assigned configuration is watched, and how many crashes it may have.
+/// How long an assigned configuration is on trial, and how many crashes it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trial {
     /// `configTrialDuration`: running time until it becomes last-known-good; zero means at first contact.
@@ -84,20 +86,21 @@ pub struct Reserved {
     pub pid: u64,
 }
 
-/// What the configuration says about pods.
+/// The settings for pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodSettings {
-    /// `staticPodPath`, absolute; `None`: there are no static pods.
+    /// `staticPodPath`, absolute; `None` if there are no static pods.
     pub static_path: Option<String>,
     /// `fileCheckFrequency`: how often the files there are read, a second at least.
     pub file_check_frequency: Duration,
-    /// In which groups pods end when the machine stops, the lowest priority first; none: it waits for no pod.
+    /// The groups in which pods end when the machine stops, the lowest priority first; if empty, it waits for
+    /// no pod.
     pub shutdown: Vec<ShutdownGroup>,
-    /// `podPidsLimit`; `None`: not set.
+    /// `podPidsLimit`; `None` if not set.
     pub pids_limit: Option<i64>,
     /// `allowedUnsafeSysctls`: names, or their beginning before a `*`.
     pub unsafe_sysctls: Vec<String>,
-    /// `kedge.devices`: what containers may ask for, by name: paths below `/dev`.
+    /// `kedge.devices`: the devices that containers may request, by name: paths below `/dev`.
     pub devices: SortedMap<String, Vec<String>>,
     /// `seccompDefault`.
     pub filters_calls: bool,
@@ -129,17 +132,17 @@ impl ShutdownGroup {
 
 /// Longest grace of one group: an operator who stops a machine waits for it.
 const LONGEST_SHUTDOWN: Duration = Duration::from_secs(3600);
-/// From this priority on pods are critical: upstream's `SystemCriticalPriority`.
+/// Pods of this priority and above are critical: upstream's `SystemCriticalPriority`.
 const CRITICAL_PRIORITY: i64 = 2_000_000_000;
 
-/// What the configuration says about images, but for where they come from.
+/// The settings for images, except for their sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageSettings {
     /// `imageGCHighThresholdPercent` and its like.
     pub collection: Thresholds,
     /// `maxParallelImagePulls`; 1 under `serializeImagePulls`.
     pub pulls_at_once: u32,
-    /// `registryPullQPS`: pulls that begin in a second; 0: no limit.
+    /// `registryPullQPS`: pulls that start in a second; 0 means no limit.
     pub pulls_per_sec: u32,
     /// `registryBurst`.
     pub pulls_burst: u32,
@@ -156,7 +159,7 @@ pub struct Taint {
     pub effect: String,
 }
 
-/// Faults an agent built for tests commits on request. All absent: it behaves.
+/// Faults that an agent built for tests commits on request. Without any it behaves normally.
 #[cfg(feature = "fault-injection")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultInjection {
@@ -189,7 +192,7 @@ pub struct Config {
     pub provider_id: String,
     /// `healthzBindAddress` and `healthzPort`; `None` when the port is 0, which switches it off.
     pub healthz: Option<SocketAddr>,
-    /// `port` and what belongs to it; `None`: the port is off.
+    /// `port` and the fields that belong to it; `None` if the port is off.
     pub server: Option<ServerSettings>,
     /// `logging.verbosity`, 0 to 10.
     pub logging_verbosity: u8,
@@ -201,9 +204,9 @@ pub struct Config {
     pub kube_reserved: Reserved,
     /// `evictionHard`.
     pub eviction_hard: EvictionHard,
-    /// All thresholds of node pressure, `eviction_hard` among them, and how pods are ended by them.
+    /// All thresholds of node pressure, including `eviction_hard`, and how they end pods.
     pub eviction: Eviction,
-    /// `evictionPressureTransitionPeriod`: how long pressure must be gone before the condition says so.
+    /// `evictionPressureTransitionPeriod`: how long pressure must be gone before the condition clears.
     pub eviction_pressure_transition_period: Duration,
     /// `podLogsDir`: absolute.
     pub pod_logs_dir: String,
@@ -215,13 +218,14 @@ pub struct Config {
     pub cluster_dns: Vec<String>,
     /// Those about pods.
     pub pods: PodSettings,
-    /// When images are pulled, and when they go.
+    /// When images are pulled, and when they are removed.
     pub images: ImageSettings,
-    /// `kedge.images`: where images come from.
+    /// `kedge.images`: the sources of images.
     pub registries: Registries,
-    /// `kedge.watch`: whether the node watches its objects, or only reads them when a renewal names a change.
+    /// `kedge.watch`: whether the node watches its objects, or only reads them when a renewal announces a
+    /// change.
     pub watch: bool,
-    /// `kedge.maintenanceWindows`: when updates of pods may begin; none: at any time.
+    /// `kedge.maintenanceWindows`: when updates of pods may start; if empty, at any time.
     pub maintenance_windows: Vec<String>,
     /// `kedge.faultInjection`.
     #[cfg(feature = "fault-injection")]
@@ -268,7 +272,8 @@ impl Config {
 }
 
 impl Config {
-    /// `clusterDNS`: the addresses, and the entries that are not addresses. A kubelet ignores those too, so they refuse no configuration.
+    /// `clusterDNS`: the addresses, and the entries that are not addresses. A kubelet ignores those too, so
+    /// they refuse no configuration.
     #[must_use]
     pub fn name_servers(&self) -> (Vec<String>, Vec<&str>) {
         let (right, wrong): (Vec<&String>, Vec<&String>) =
@@ -277,11 +282,11 @@ impl Config {
     }
 }
 
-/// A text field whose values must be such.
+/// A text field with bounds.
 struct TextBound {
     field: &'static str,
     expected: &'static str,
-    /// What counts in place of others.
+    /// The value that is used in place of others.
     nearest: &'static str,
     is_within: fn(&str) -> bool,
 }
@@ -291,7 +296,7 @@ const TEXT_BOUNDS: [TextBound; 5] = [
         field: "healthzBindAddress",
         expected: LOOPBACK_EXPECTED,
         nearest: schema::LOOPBACK,
-        // what is no address was never taken: see `healthz`
+        // an invalid address was never accepted: see `healthz`
         is_within: |text| text.parse::<IpAddr>().map_or(true, |address| address.is_loopback()),
     },
     TextBound {
@@ -320,8 +325,9 @@ const TEXT_BOUNDS: [TextBound; 5] = [
     },
 ];
 
-/// Gives texts that an earlier release took, and that are beyond today's bounds, the nearest within, and reports them: that one took
-/// any address, and then opened no endpoint, and read nothing else of these.
+/// Replaces texts that an earlier release accepted, and that are beyond today's bounds, by the nearest
+/// within, and reports them: that release accepted any address, and then opened no endpoint, and did not read
+/// the other fields.
 pub(super) fn hold_texts(object: &mut Map<String, Value>, report: &mut dyn FnMut(Beyond)) {
     for TextBound { field, expected, nearest, is_within } in TEXT_BOUNDS {
         let Some(Value::String(text)) = object.get_mut(field) else { continue };
@@ -338,7 +344,7 @@ pub(super) fn hold_texts(object: &mut Map<String, Value>, report: &mut dyn FnMut
     }
 }
 
-/// Whether it is an absolute path, of ASCII, that no shorter one means.
+/// Whether it is an absolute path, of ASCII, in its shortest form.
 fn is_normalized(path: &str) -> bool {
     let mut names = path.strip_prefix('/').unwrap_or_default().split('/');
     path.is_ascii()
@@ -370,7 +376,7 @@ impl<'a> Reader<'a> {
         path
     }
 
-    /// Reports what the field holds and what was expected.
+    /// Reports the field's value and the value expected.
     fn wrong(&mut self, field: &str, expected: &str) {
         let path = self.path(field);
         let found = match self.value(field) {
@@ -429,7 +435,7 @@ impl<'a> Reader<'a> {
     fn devices(&mut self) -> SortedMap<String, Vec<String>> {
         let named = self.value("kedge").and_then(|kedge| kedge.get("devices")).and_then(Value::as_object);
         let mut found = SortedMap::new();
-        // null takes away what a lower layer has
+        // null removes a lower layer's value
         let named = named.into_iter().flatten().filter(|(_, list)| !list.is_null());
         for (name, list) in named {
             let list = list.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -621,7 +627,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The rules an API server has for taints, as far as a Node would be refused for breaking them.
+/// An API server's rules for taints, as far as it would refuse a Node that breaks them.
 fn what_is_wrong_with(taint: &Taint, others: &[Taint]) -> Option<String> {
     let effect = taint.effect.as_str();
     if !matches!(effect, "NoSchedule" | "PreferNoSchedule" | "NoExecute") {

@@ -1,6 +1,8 @@
-//! An effective configuration as people and programs see it: `/configz`, and `kedge config show` as text and JSON.
+//! An effective configuration in the form for people and programs: `/configz`, and `kedge config show` as
+//! text and JSON.
 //!
-//! Always holds: the text is YAML that reads back as the same object, each field with the layer that set it behind it.
+//! Always holds: the text is YAML that reads back as the same object, with the layer that set it after each
+//! field.
 
 use core::fmt::Write;
 
@@ -28,7 +30,8 @@ impl Effective {
         object
     }
 
-    /// The object, who set each field, which fields do nothing here, and which values lie beyond their bounds.
+    /// The object, the layer that set each field, the fields without effect, and the values beyond their
+    /// bounds.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let mut sources = Map::new();
@@ -41,12 +44,12 @@ impl Effective {
         })
     }
 
-    /// YAML, with `# from ...` behind each field and `, without effect` where that is so.
+    /// YAML, with `# from ...` after each field and `, without effect` where that applies.
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut writer = Writer { effective: self, text: String::new(), path: String::new() };
         if let Value::Object(object) = &self.object {
-            // the two fields that say what it is come first
+            // the two fields that identify the object come first
             for name in ["apiVersion", "kind"] {
                 writer.field(0, name, object.get(name).unwrap_or(&Value::Null));
             }
@@ -110,7 +113,7 @@ fn is_at_or_below(path: &str, above: &str) -> bool {
     path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
-/// Words that YAML cannot take for anything but text stay bare, all else stands in quotes.
+/// Words that YAML can only read as text stay bare, everything else is quoted.
 fn scalar_form(value: &Value) -> String {
     match value {
         Value::String(text) if is_plainly_text(text) => text.clone(),

@@ -1,12 +1,11 @@
-//! Text to a tree that knows where each value stood: YAML, or JSON as the subset of YAML that it is.
+//! Text to a tree that knows the place of each value: YAML, or its subset JSON.
 //!
-//! Always holds: every read is bounded (bytes, depth, nodes, key length, what aliases may copy), nothing recurses
-//! deeper than [`MAX_DEPTH`], and a key appears once per object. Scalars mean what they mean to the kubelet's
-//! reader (YAML 1.1 words such as `yes` and `off` are booleans, `0644` is octal), so a file that has the wrong type
-//! there has the wrong type here.
-//! Refused, with the line: several documents, merge keys (`<<`), tags other than `!!str`, `!!map` and `!!seq`, keys
-//! that do not read as text, `.inf` and `.nan`. Dates are text.
-//! Left to others: what the values mean.
+//! Always holds: every read is bounded (bytes, depth, nodes, key length, values that aliases may copy),
+//! nothing recurses deeper than [`MAX_DEPTH`], and a key appears once per object. Scalars have the same
+//! meaning as to the kubelet's reader (YAML 1.1 words such as `yes` and `off` are booleans, `0644` is octal),
+//! so a file that has the wrong type there has the wrong type here. Refused, with the line: several
+//! documents, merge keys (`<<`), tags other than `!!str`, `!!map` and `!!seq`, keys that are not text, `.inf`
+//! and `.nan`. Dates are text. Left to others: the meaning of the values.
 
 use crate::sorted::SortedMap;
 use core::fmt;
@@ -15,43 +14,47 @@ use kedge_api::excerpt;
 use saphyr_parser::{Event, ScalarStyle, Span, Tag};
 use serde_json::{Map, Number, Value};
 
-/// Most bytes one text may have. A ConfigMap cannot exceed 1 MiB upstream and one request 1.5 MiB; a larger text
-/// cannot have come from an API server.
+/// Most bytes one text may have. A ConfigMap cannot exceed 1 MiB upstream and one request 1.5 MiB; a larger
+/// text cannot have come from an API server.
 pub const MAX_TEXT_BYTES: usize = 1536 * 1024;
 
-/// Deepest nesting. The deepest upstream field lies 5 levels down; reading and dropping a tree recurses, and this
-/// keeps that within a small thread's stack.
+/// Deepest nesting. The deepest upstream field is 5 levels down; reading and dropping a tree recurses, and
+/// this limit keeps that within a small thread's stack.
 pub const MAX_DEPTH: usize = 64;
 
-/// Most values in one text, counting what aliases repeat. A full KubeletConfiguration has under 300, a kubeconfig for a
-/// hundred clusters some 2,000.
+/// Most values in one text, counting the values that aliases repeat. A full KubeletConfiguration has under
+/// 300, a kubeconfig for a hundred clusters some 2,000.
 pub const MAX_NODES: usize = 10_000;
 
-/// Most tokens that a text's punctuation may announce. The parser holds all tokens of a `[...]` or `{...}` before it
-/// tells of the first (a key could follow), about 180 bytes each: 1.5 MB of `[a,a,a` took 278 MB. With this it is 18.
-/// [`MAX_NODES`] values in JSON need 100,000 at most; prose in comments comes to 5 in 100 bytes.
+/// Most tokens that a text's punctuation may announce. The parser keeps all tokens of a `[...]` or `{...}`
+/// before it reports the first (a key could follow), about 180 bytes each: 1.5 MB of `[a,a,a` took 278 MB.
+/// With this limit it is 18. [`MAX_NODES`] values in JSON need 100,000 at most; prose in comments counts for
+/// 5 in 100 bytes.
 const MAX_TOKENS: usize = 100_000;
 
-/// Most values that anchors and aliases together may copy: room for a shared block or two, none for a bomb.
+/// Most values that anchors and aliases together may copy: room for a shared block or two, but not for a
+/// bomb.
 pub const MAX_COPIED_NODES: usize = 5_000;
 
-/// Most bytes of text that anchors and aliases together may copy (one long string aliased often is a bomb too).
+/// Most bytes of text that anchors and aliases together may copy (one long string aliased often is a bomb
+/// too).
 pub const MAX_COPIED_BYTES: usize = 256 * 1024;
 
 /// Longest key. A label key, the longest name Kubernetes has, is 317 bytes.
 pub const MAX_KEY_BYTES: usize = 512;
 
-/// A place in a text. Line and column count from 1; line 0 means the value came from no text (a flag, a default).
+/// A place in a text. Line and column count from 1; line 0 means the value came from no text (a flag, a
+/// default).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// Line, from 1; 0 when there is none.
+    /// Line, from 1; 0 if unknown.
     pub line: u32,
-    /// Column in characters, from 1; 0 when there is none.
+    /// Column in characters, from 1; 0 if unknown.
     pub column: u32,
 }
 
 impl Position {
-    /// The place of a value that no text holds.
+    /// The place of a value that comes from no text.
     pub const NOWHERE: Self = Self { line: 0, column: 0 };
 
     fn of(span: Span) -> Self {
@@ -60,7 +63,7 @@ impl Position {
     }
 }
 
-/// A value and where it stands.
+/// A value and its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tree {
     /// Where the value begins.
@@ -68,7 +71,7 @@ pub struct Tree {
     pub content: Content,
 }
 
-/// What a [`Tree`] node holds.
+/// The value of a [`Tree`] node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
     /// Nothing: `null`, `~`, or no text at all.
@@ -89,7 +92,7 @@ pub struct Entry {
     pub key: String,
     /// Where the key begins.
     pub key_position: Position,
-    /// What stands under it.
+    /// The value under the key.
     pub value: Tree,
 }
 
@@ -98,7 +101,7 @@ pub struct Entry {
 pub struct Error {
     /// Where reading stopped.
     pub position: Position,
-    /// What was found, lower case, without a full stop.
+    /// The fault, lower case, without a full stop.
     pub message: String,
 }
 
@@ -116,7 +119,7 @@ impl std::error::Error for Error {}
 /// Reads one YAML or JSON document. A text without a value (empty, or comments alone) is [`Content::Null`].
 ///
 /// # Errors
-/// The first thing that is not well-formed, or beyond a limit, with its place.
+/// The first fault in the form, or beyond a limit, with its place.
 pub fn parse(text: &[u8]) -> Result<Tree, Error> {
     let text = readable(text)?;
     let mut parser = kedge_api::yaml::parser(text);
@@ -139,7 +142,7 @@ impl Tree {
             Content::Text(value) => Value::String(value.clone()),
             Content::List(items) => Value::Array(items.iter().map(Tree::to_json).collect()),
             Content::Object(entries) => {
-                // one by one: collecting into a map brings a whole sort along, 9 KB
+                // one by one: collecting into a map would add a whole sort to the program, 9 KB
                 let mut map = Map::new();
                 for entry in entries {
                     map.insert(entry.key.clone(), entry.value.to_json());
@@ -205,7 +208,7 @@ impl Tree {
         }
     }
 
-    /// Whether nothing stands here.
+    /// Whether this is null.
     #[must_use]
     pub fn is_null(&self) -> bool {
         self.content == Content::Null
@@ -225,7 +228,7 @@ fn fail<T>(position: Position, message: impl Into<String>) -> Result<T, Error> {
     Err(Error { position, message: message.into() })
 }
 
-/// The text as UTF-8 without a byte order mark, or the first byte that no text file has.
+/// The text as UTF-8 without a byte order mark, or the first byte that a text file cannot have.
 fn readable(text: &[u8]) -> Result<&str, Error> {
     if text.len() > MAX_TEXT_BYTES {
         let message = format!("text has {} bytes, expected at most {MAX_TEXT_BYTES}", text.len());
@@ -246,8 +249,8 @@ fn readable(text: &[u8]) -> Result<&str, Error> {
     }
 }
 
-/// No fewer tokens than this line can hold: each mark brings itself and the value it ends, each quote half a text,
-/// a comment ends a value unless it has the line to itself.
+/// An upper bound of the tokens of this line: each mark counts for itself and the value it ends, each quote
+/// for half a text, a comment for the value it ends unless it has the line to itself.
 fn announced_tokens(line: &[u8]) -> usize {
     let of_byte = |byte: &u8| match byte {
         b',' | b':' | b'[' | b']' | b'{' | b'}' | b'?' | b'&' | b'*' | b'!' => 2,
@@ -276,7 +279,8 @@ fn scan_error(text: &str, error: &saphyr_parser::ScanError) -> Error {
     Error { position, message: format!("not YAML or JSON: {}", in_plain_words(error.info())) }
 }
 
-/// The parser misses the colon of a key when it has read on: to the beginning of a later line, or to the end.
+/// The parser reports a missing colon of a key after it has read on: at the begin of a later line, or at the
+/// end. This is the place before that blank.
 fn before_blank(text: &str, at: Position) -> Position {
     let index = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
     let lines: Vec<&str> = text.lines().take(index(at.line)).collect();
@@ -295,8 +299,9 @@ fn before_blank(text: &str, at: Position) -> Position {
     }
 }
 
-/// The parser's messages are about YAML's grammar; an operator knows the file.
+/// The parser's messages are about YAML's grammar, which operators need not know.
 fn in_plain_words(info: &str) -> &str {
+    // a message of a later parser falls through, and is shown as it is
     match info {
         "simple key expect ':'" | "simple key expected" => "a line without \": \" (a colon and a space)",
         "mapping values are not allowed in this context" => {
@@ -361,7 +366,7 @@ struct Builder {
     copied: Extent,
 }
 
-/// How much a tree is.
+/// The size of a tree.
 #[derive(Clone, Copy, Default)]
 struct Extent {
     nodes: usize,
@@ -455,7 +460,7 @@ impl Builder {
         self.value(copy, 0)
     }
 
-    /// Puts a finished value where it belongs; remembers it when it has an anchor.
+    /// Puts a finished value into its place; remembers it if it has an anchor.
     fn value(&mut self, tree: Tree, anchor: usize) -> Result<(), Error> {
         if anchor != 0 {
             self.charge_copy(extent(&tree), tree.position)?;
@@ -528,7 +533,8 @@ fn extent(tree: &Tree) -> Extent {
     sum
 }
 
-/// Sorted, equal keys become neighbours: no second copy of the keys, and no square of their number unless one repeats.
+/// Sorts the keys, so that equal ones become neighbours: without a copy of the keys, and without quadratic
+/// time unless one repeats.
 fn check_keys_differ(entries: &[Entry]) -> Result<(), Error> {
     let mut keys: Vec<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
     keys.sort_unstable();
@@ -559,7 +565,7 @@ fn shown(tag: &Tag) -> String {
     excerpt(&format!("{handle}{}", tag.suffix)).escape_debug().to_string()
 }
 
-/// A scalar as it was written.
+/// A scalar in its written form.
 struct Scalar<'a> {
     text: &'a str,
     style: ScalarStyle,
@@ -590,7 +596,7 @@ impl Scalar<'_> {
         }
     }
 
-    /// What the kubelet's YAML reader makes of it.
+    /// The value to the kubelet's YAML reader.
     fn resolve(&self) -> Result<Content, Error> {
         check_tag(self.tag, "str", self.position)?;
         if self.is_text() {
@@ -631,9 +637,9 @@ fn kind(content: &Content) -> &'static str {
     }
 }
 
-/// A plain scalar as a number, by the rules of the reader the kubelet uses: `_` may group digits, `0x`, `0o`, `0b`
-/// and a leading `0` choose the base, whatever fits neither `i64` nor `u64` is a float. A whole float is an integer,
-/// as it becomes on its way through JSON there.
+/// A plain scalar as a number, by the rules of the kubelet's reader: `_` may group digits, `0x`, `0o`, `0b`
+/// and a leading `0` choose the base, a number that fits neither `i64` nor `u64` is a float. A whole float is
+/// an integer, as it becomes on its way through JSON there.
 fn number(text: &str) -> Option<Number> {
     if !text.starts_with(|first: char| matches!(first, '0'..='9' | '+' | '-' | '.')) {
         return None;
@@ -665,7 +671,7 @@ fn integer(text: &str) -> Option<Number> {
     i64::try_from(value).map(Number::from).or_else(|_| u64::try_from(value).map(Number::from)).ok()
 }
 
-/// Goes through the JSON reader, which the agent has anyway: the standard library's own costs 20 KB more.
+/// Uses the JSON reader, which the agent has anyway: the standard library's own costs 20 KB more.
 fn float(text: &str) -> Option<Number> {
     if !has_float_form(text) {
         return None;
@@ -792,7 +798,7 @@ mod tests {
         check("a:\t\n  b: c", json!({"a": {"b": "c"}}));
         check("a:\t&x b\nc:\t*x", json!({"a": "b", "c": "b"}));
         check("- a:\tb\n  c:\td", json!([{"a": "b", "c": "d"}]));
-        // no separation, but text
+        // not a separator, but text
         check("a:\t|\n  x:\ty\n", json!({"a": "x:\ty\n"}));
         check("a: 'x:\ty'", json!({"a": "x:\ty"}));
         for text in ["a:\n\tb: c", "a:\t- b", "a:\tb: c", "a: b\n\tc: d"] {
@@ -833,7 +839,7 @@ mod tests {
             ("+0x1F", json!(31)),
             ("-0x10", json!(-16)),
             ("+18446744073709551615", json!(u64::MAX)),
-            // the last whole number that every smaller one is a float, too
+            // the last whole number up to which all are floats, too
             ("9007199254740992.0", json!(9_007_199_254_740_992_i64)),
             ("9007199254740994.0", json!(9_007_199_254_740_994.0)),
         ];

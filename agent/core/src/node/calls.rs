@@ -1,7 +1,9 @@
-//! Calls: somebody asks the hub for what only this node can answer, and a session is to take the call.
+//! Calls: a client asks the hub for something that only this node can answer, and a session must accept the
+//! call.
 //!
-//! Always holds: each call leads to one session, however often and on whatever way the hub tells of it; sessions begin at a bounded rate,
-//! whatever a hub asks for. Leaves to others: the session itself, which dials the hub, and ends with the call.
+//! Always holds: each call leads to one session, however often and in whatever way the hub announces it;
+//! sessions start at a bounded rate, whatever a hub requests. Leaves to others: the session itself, which
+//! dials the hub, and ends with the call.
 
 use crate::answer::Level;
 use crate::event::Action;
@@ -9,25 +11,26 @@ use crate::turn::Turn;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Ids that are remembered: more than wait for one node at once, which is 20.
+/// Ids that are remembered: more calls than wait for one node at once, which is 20.
 const KNOWN: usize = 64;
 /// Longest id; the hub's have 40 bytes.
 const ID_BYTES: usize = 64;
-/// Sessions that may begin at once; `kubectl logs` by selector begins five.
+/// Sessions that may start at once; `kubectl logs` by selector starts five.
 const BURST: u32 = 20;
-/// One more may begin after this time: each costs a process and a handshake.
+/// One more may start after this time: each costs a process and a handshake.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// How long a call is waited for at most, with room: the hub gives a node ten seconds and a period of renewals of forty at most.
+/// Longest time that a call is worth answering, with some more: the hub gives a node ten seconds and a period
+/// of renewals of forty at most.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// The calls that were heard of.
+/// The calls that the hub announced.
 #[derive(Debug, Clone)]
 pub(crate) struct Calls {
     known: VecDeque<String>,
-    /// Those of them whose turn has not come, and when they were heard of.
+    /// Those of them whose turn has not come, and when they were announced.
     waiting: VecDeque<(String, Duration)>,
-    /// Sessions that may begin now.
+    /// Sessions that may start now.
     free: u32,
     /// When one was last added to them.
     counted: Duration,
@@ -38,7 +41,7 @@ impl Calls {
         Self { known: VecDeque::new(), waiting: VecDeque::new(), free: BURST, counted: now }
     }
 
-    /// The hub says that these wait.
+    /// The hub announces that these wait.
     pub(crate) fn heard(&mut self, ids: &[String], turn: &mut Turn) {
         self.note(ids, turn.now.mono);
         self.begin(turn);
@@ -49,7 +52,7 @@ impl Calls {
         }
     }
 
-    /// Begins those whose turn has come.
+    /// Starts those whose turn has come.
     pub(crate) fn begin(&mut self, turn: &mut Turn) {
         self.due(turn.now.mono).into_iter().for_each(|id| turn.act(Action::TakeCall(id)));
     }
@@ -84,7 +87,7 @@ impl Calls {
         } else {
             self.counted.saturating_add(PERIOD.saturating_mul(periods))
         };
-        // whoever called those has been answered
+        // the hub has given up on those
         self.waiting.retain(|(_, heard)| now < (*heard).saturating_add(LONGEST_WAIT));
         let count = self.waiting.len().min(self.free as usize);
         self.free = self.free.saturating_sub(u32::try_from(count).unwrap_or(self.free));
@@ -121,7 +124,7 @@ mod tests {
         let at = Duration::from_millis;
         let (taken, left) = take(&mut calls, &many(0), at(0));
         assert_eq!((taken.len(), left), (20, 20));
-        // the hub names the others again while they wait; they begin in their turn whether or not it does
+        // the hub announces the others again while they wait; they start in their turn whether or not it does
         let (taken, left) = take(&mut calls, &many(0), at(1999));
         assert_eq!((taken, left), (ids(&["c20", "c21", "c22"]), 17));
         assert_eq!(calls.next_deadline(), Some(at(2000)));
@@ -137,7 +140,7 @@ mod tests {
 
     #[test]
     fn series_of_calls_waits_for_its_turn_alone() {
-        // one after the other, as a script calls, somewhat faster than sessions may begin for long
+        // one after the other, as a script calls, a little faster than sessions may start in the long run
         let mut calls = Calls::new(Duration::ZERO);
         let (mut now, mut longest) = (Duration::ZERO, Duration::ZERO);
         for call in 0..140 {

@@ -1,7 +1,8 @@
-//! The Events about the own Node: what happened, for people who use kubectl.
+//! The Events about the own Node, for people who use kubectl.
 //!
-//! Always holds: each is a log line at once and an Event once there is a Node; they are posted one at a time, in order; of too
-//! many the oldest are dropped, but never the one in flight. Leaves to others: what is worth an Event.
+//! Always holds: each is a log line at once and an Event once there is a Node; they are posted one at a time,
+//! in order; of too many the oldest are dropped, but never the one in flight. Leaves to others: which facts
+//! are worth an Event.
 
 use crate::answer::{Answer, Level, Now};
 use crate::config::running::Notice;
@@ -10,14 +11,14 @@ use crate::turn::Turn;
 use kedge_api as api;
 use serde_json::json;
 
-/// Notices that wait to be posted as Events: enough for a start with everything wrong, and no more than a hub can take from
-/// 10,000 nodes that come back together.
+/// Notices that wait to be posted as Events: enough for a start with every possible fault, and no more than a
+/// hub can take from 10,000 nodes that reconnect together.
 const PENDING_EVENTS: usize = 16;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NodeEvents {
     pending: heapless::Deque<api::Event, PENDING_EVENTS>,
-    /// Published since the start.
+    /// Number published since the start.
     count: u64,
 }
 
@@ -46,7 +47,7 @@ impl NodeEvents {
             count: 1,
             event_type: if notice.warning { "Warning" } else { "Normal" }.into(),
         };
-        // the one in flight stays, for its answer removes the first; of the others the oldest is dropped
+        // the one in flight stays, because its answer removes the first; of the others the oldest is dropped
         if self.pending.is_full() {
             let first = self.pending.pop_front();
             if turn.outbox.is_in_flight(&RequestKey::PostEvent) {
@@ -59,7 +60,7 @@ impl NodeEvents {
         let _ = self.pending.push_back(event);
     }
 
-    /// `is_there`: there is a Node.
+    /// `is_there`: whether there is a Node.
     pub(crate) fn offer(&self, is_there: bool, turn: &mut Turn) {
         turn.offer(RequestKey::PostEvent, |_| {
             let event = self.pending.front().filter(|_| is_there);
@@ -76,10 +77,10 @@ impl NodeEvents {
     }
 }
 
-/// As upstream names Events, within what a name may have: of a long node name its beginning.
+/// Upstream's form of an Event's name, within the limit of a name: a long node name is cut.
 pub(crate) fn event_name(node: &str, now: Now, number: u64) -> String {
     let stamp = format!(".{:x}{:02x}", now.wall.micros(), number & 0xff);
-    // names are ASCII; a part of one may not end like this
+    // names are ASCII; a part of one may not end with a dot or a dash
     let room = api::names::SUBDOMAIN_BYTES.saturating_sub(stamp.len()).min(node.len());
     format!("{}{stamp}", node.get(..room).unwrap_or_default().trim_end_matches(['.', '-']))
 }

@@ -1,17 +1,18 @@
 //! Facts about the host, as plain values that the shell reads and core only compares and reports.
 //!
-//! Leaves to others: reading them (the crate `kedge`), what follows from them (`node::status`, `node::pressure`, `pods`).
+//! Leaves to others: reading them (the crate `kedge`), the consequences (`node::status`, `node::pressure`,
+//! `pods`).
 
-/// Where an API server listens.
+/// The address of an API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiServer {
-    /// A name, or an address without brackets: what its certificate is for.
+    /// A name, or an address without brackets, which its certificate is for.
     pub host: String,
     pub port: u16,
 }
 
 impl ApiServer {
-    /// A pod with a network of its own finds itself there.
+    /// Whether a pod with a network of its own would reach itself there.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         let host = self.host.trim_end_matches('.').to_ascii_lowercase();
@@ -46,7 +47,7 @@ pub struct HostFacts {
     pub architecture: String,
     /// The host's name.
     pub hostname: String,
-    /// Addresses others may use, best first.
+    /// Addresses that others may use, best first.
     pub addresses: Vec<String>,
     /// CPUs online.
     pub cpus: u64,
@@ -54,59 +55,59 @@ pub struct HostFacts {
     pub memory_bytes: u64,
     /// Bytes of the file system below `--root-dir`.
     pub storage_bytes: u64,
-    /// Inodes there.
+    /// Inodes of the same file system.
     pub inodes: u64,
     /// Highest number of processes.
     pub pids: u64,
-    /// Bytes of memory that could be had; None, here and below: that could not be read.
+    /// Bytes of memory that are available; `None`, here and below, if it could not be read.
     pub memory_available_bytes: Option<u64>,
     /// Bytes free below `--root-dir`.
     pub storage_available_bytes: Option<u64>,
-    /// Inodes free there.
+    /// Inodes free in it.
     pub inodes_free: Option<u64>,
-    /// Processes there are.
+    /// Number of processes.
     pub pids_in_use: Option<u64>,
-    /// What runs containers.
+    /// The state of the container runtime.
     pub runtime: Runtime,
-    /// Where they get a network of their own.
+    /// The network from which pods get a namespace of their own.
     pub pod_network: PodNetworks,
-    /// Where the API server is; None: there is none that pods could be told.
+    /// The API server's address; `None` if pods could not use it.
     pub api_server: Option<ApiServer>,
-    /// The kernel enforces profiles of AppArmor.
+    /// Whether the kernel enforces profiles of AppArmor.
     pub has_apparmor: bool,
-    /// The kernel labels files and processes by SELinux.
+    /// Whether the kernel labels files and processes by SELinux.
     pub has_selinux: bool,
-    /// What resets the machine when its kernel hangs.
+    /// The device that resets the machine when its kernel hangs.
     pub watchdog: HardwareWatchdog,
-    /// Which slot of a disk image runs, and why.
+    /// The running slot of a disk image, and why it runs.
     pub image: ImageState,
 }
 
-/// What the slots of a node's disk image show.
+/// The state of the slots of a node's disk image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ImageState {
-    /// The node runs no disk image, or one whose boot loader counts nothing.
+    /// The node runs no disk image, or one whose boot loader does not count.
     #[default]
     NotAsked,
-    /// The slot that runs is good, and the other one may be started, or is empty.
+    /// The running slot is good, and the other one may be started, or is empty.
     Good(&'static str),
-    /// The slot that runs is tried.
+    /// The running slot is on trial.
     OnTrial(&'static str),
     /// This slot runs because the other one has failed all its tries.
     FellBack(&'static str),
-    /// The boot loader's list cannot be read: why.
+    /// The boot loader's list is unreadable: why.
     Unknown(String),
 }
 
 /// The hardware watchdog of a node that runs a disk image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum HardwareWatchdog {
-    /// Nobody asks: what the machine has is its owner's matter.
+    /// Not checked: the owner of the machine decides about it.
     #[default]
     NotAsked,
     /// The kernel has no driver for one.
     Absent,
-    /// There is one of this name, and nobody has started it.
+    /// There is one of this name, which no program has started.
     Idle(String),
     /// One of this name runs.
     Active(String),
@@ -115,7 +116,7 @@ pub enum HardwareWatchdog {
 /// Whether pods can have a network of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodNetworks {
-    /// They cannot: why.
+    /// They cannot, for this reason.
     NotReady(String),
     /// They can, by the configuration of this name.
     Ready(String),
@@ -127,19 +128,20 @@ impl Default for PodNetworks {
     }
 }
 
-/// Whether this node can run containers: with its own state it is what `Ready` and the capacity for pods follow from.
+/// Whether this node can run containers: together with the runtime's state, this decides `Ready` and the
+/// capacity for pods.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Runtime {
-    /// The agent has none, and the node is ready for all that it does: to be configured and watched over.
+    /// The agent has no runtime, and the node is ready for its other work: to be configured and monitored.
     #[default]
     Absent,
-    /// It is being started: nothing is concluded from that for a while.
+    /// It is being started: for a while this does not count as a fault.
     Starting,
-    /// It does not work yet, or no longer: why.
+    /// It does not work yet, or no longer, for this reason.
     NotReady(String),
     /// It works.
     Ready,
 }
 
-/// Before the name of a device of the node, in a resource's name.
+/// Prefix of the resource name of a device of the node.
 pub(crate) const DEVICE: &str = "kedge.dev/";

@@ -1,8 +1,9 @@
-//! The Lease: when it is renewed and with what.
+//! The Lease: when it is renewed and with what request.
 //!
-//! Always holds: renewing depends on nothing but the Node's existence, not on its status and not on the configuration's
-//! state; a Lease is never created for a Node that is not known to exist; a renewal says as little as it can, and no wish for a
-//! smaller answer costs a Lease that is refused for it.
+//! Always holds: renewing depends on nothing but the Node's existence, not on its status and not on the
+//! configuration's state; a Lease is never created for a Node that is not known to exist; a renewal is as
+//! short as it can be, and a Lease that is refused because of a wish for a smaller answer is renewed without
+//! it.
 
 use crate::answer::{Answer, Now};
 use crate::event::LeaseRequest;
@@ -15,18 +16,18 @@ use std::time::Duration;
 const RENEWALS_PER_DURATION: u32 = 4;
 const STRETCH: f64 = 0.04;
 
-/// Longest time a renewal may take, however long the Lease lasts: a later answer is unlikely, and three more tries must fit into
-/// the grace of a control plane (40 to 50 s).
+/// Longest time for a renewal, however long the Lease lasts: a later answer is unlikely, and three more tries
+/// must fit into the grace period of a control plane (40 to 50 s).
 const LONGEST_REQUEST: Duration = Duration::from_secs(10);
 
-/// Shortest time a renewal is given, however short the Lease: a handshake over a link of 600 ms with losses takes seconds, and a
-/// renewal that is cut off before its answer never succeeds.
+/// Shortest time for a renewal, however short the Lease: a handshake over a link of 600 ms with losses takes
+/// seconds, and a renewal that is cut off before its answer never succeeds.
 const SHORTEST_REQUEST: Duration = Duration::from_secs(4);
 
 /// Shortest pause after a failure, whatever the period: each try is a new connection.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the last request was.
+/// The kind of the last request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Asked {
     Renew,
@@ -42,13 +43,13 @@ pub(crate) struct LeaseKeeper {
     /// The Lease has our owner reference and duration: a renewal is its time alone.
     claimed: bool,
     missing: bool,
-    /// It was found missing, and no renewal has come to an end since: it is created once, then there is a pause.
+    /// It was found missing, and no renewal has ended since: it is created once, then there is a pause.
     repaired: bool,
-    /// UID of the Node for which the last request was.
+    /// UID of the Node that the last request was for.
     asked_for: String,
     asked: Asked,
-    /// The server keeps a record of who set which field, and sends it with each answer: two thirds of it. A Lease that is this node's
-    /// alone needs none. Our hub is asked for no answer at all.
+    /// Whether a renewal drops the server's record of managed fields, which is two thirds of each answer: a
+    /// Lease that only this node writes does not need it. Our hub sends no object in its answers anyway.
     drops_managers: bool,
     due: Duration,
     pub(crate) renewed: u64,
@@ -77,20 +78,21 @@ impl LeaseKeeper {
         Duration::from_secs(self.duration_secs.into()).checked_div(RENEWALS_PER_DURATION).unwrap_or_default()
     }
 
-    /// Time a renewal may take: its period, for then the next is due.
+    /// Time for a renewal: its period, because then the next is due.
     pub(crate) fn request_deadline(&self) -> Duration {
         self.period().clamp(SHORTEST_REQUEST, LONGEST_REQUEST)
     }
 
-    /// How its requests are sent. A server that is busy may ask for a longer pause than a node may be silent: half the duration
-    /// is safe.
+    /// The terms of its requests. A busy server may ask for a longer pause than a node may be silent: half
+    /// the duration is safe.
     pub(crate) fn terms(&self) -> Terms {
         let patience = Duration::from_millis(u64::from(self.duration_secs).saturating_mul(500));
         let longest_wait = self.period().max(SHORTEST_PAUSE);
         Terms { longest_wait, patience, is_alone: true, ..Terms::default() }
     }
 
-    /// The Node as last seen; None if it does not exist. Returns whether it is another one: then a renewal is due now.
+    /// The Node as last seen; `None` if it does not exist. Returns whether it is another one: then a renewal
+    /// is due now.
     pub(crate) fn node(&mut self, uid: Option<&str>, now: Now) -> bool {
         let is_another = self.node_uid.as_deref() != uid;
         if is_another {
@@ -101,13 +103,14 @@ impl LeaseKeeper {
         is_another
     }
 
-    /// Another server: its Node is not known yet, and no Lease there is ours.
+    /// Another server: its Node is not known yet, and it has no Lease of ours.
     pub(crate) fn server_changed(&mut self, now: Now) {
         self.node(None, now);
         (self.missing, self.repaired, self.drops_managers) = (false, false, false);
     }
 
-    /// The server has said what it is. On another than our hub the next renewal drops the record of managers.
+    /// The server's version is known. On a server other than our hub the next renewal drops the record of
+    /// managed fields.
     pub(crate) fn server_is(&mut self, is_hub: bool) {
         if self.drops_managers == is_hub {
             (self.drops_managers, self.claimed) = (!is_hub, false);
@@ -147,14 +150,15 @@ impl LeaseKeeper {
         } else {
             let mut metadata = json!({"ownerReferences": owner});
             if drops_managers {
-                // to upstream's servers one empty entry means: forget them all. An update brings none back, only another apply does
+                // upstream's servers drop all entries when they get one empty entry. An update adds none
+                // again, only another apply does
                 metadata["managedFields"] = json!([{}]);
             }
             LeaseRequest::Patch(json!({"metadata": metadata, "spec": spec}))
         })
     }
 
-    /// Whether the Lease was there, and ours, when it was last asked for.
+    /// Whether the Lease existed, and was ours, at the last request.
     pub(crate) fn is_claimed(&self) -> bool {
         self.claimed
     }
@@ -195,7 +199,7 @@ impl LeaseKeeper {
                 let refused =
                     answer.refusal().filter(|(status, _)| !matches!(status, 401 | 404 | 409 | 429 | 503));
                 if refused.is_some() && self.asked == (Asked::Patch { drops_managers: true }) {
-                    // the Lease counts, not its size
+                    // the Lease matters, not its size
                     self.drops_managers = false;
                 }
                 // the namespace, the node's right or the Lease may be missing: start again with a patch
@@ -238,7 +242,7 @@ mod tests {
         }
     }
 
-    /// A keeper and the outbox that its requests go through.
+    /// A keeper and the outbox for its requests.
     struct Bench {
         keeper: LeaseKeeper,
         outbox: Outbox<(), LeaseRequest>,
@@ -297,7 +301,7 @@ mod tests {
         assert_eq!(second, LeaseRequest::Renew("2025-11-21T01:35:58.000000Z".into()));
     }
 
-    /// The next request, which is accepted, and whether it drops the record of managers.
+    /// The next request, which is accepted, and whether it drops the record of managed fields.
     fn accepted(keeper: &mut LeaseKeeper, jitter: &mut Jitter) -> (LeaseRequest, bool) {
         let now = Now { mono: keeper.next_deadline().expect("the Node is known"), ..at(0) };
         let request = keeper.poll(now).expect("it is due");
@@ -398,7 +402,7 @@ mod tests {
             assert!(bench.sends(at(now)) && !bench.sends(at(now)), "one at a time");
             bench.answered(at(now), &Answer::Failed("no route".into()));
             assert_eq!(bench.outbox.failures(&()), failures);
-            // a test's clock has whole milliseconds, a deadline has not
+            // a test's clock has whole milliseconds, and a deadline may have fractions
             let wait = bench.next_try(at(now)).as_millis() as u64 + 1 - now;
             assert!((1_000..=12_501).contains(&wait), "{wait}");
             now += wait;
@@ -466,7 +470,7 @@ mod tests {
         // a patch that conflicts is not repaired by another patch
         check_pause(&[409]);
         check_pause(&[404, 409, 409]);
-        // there for a create and not for a patch
+        // it exists for a create and not for a patch
         check_pause(&[404, 409, 404]);
     }
 }

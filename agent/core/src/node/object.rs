@@ -1,11 +1,12 @@
-//! The own Node as an object of the API server: whether it is there, created where it is not, its labels, and the annotation that
-//! mirrors `status.config` on servers that drop the field.
+//! The own Node as an object of the API server: its existence, its creation, its labels, and the annotation
+//! that mirrors `status.config` on servers that drop the field.
 //!
-//! Always holds: only a Node of the own name counts; labels of others stay; before the Node was read, or while it cannot be,
-//! nothing is concluded from its absence. Our hub keeps the node's own reports out of its watch. On other servers the watch shows
-//! metadata alone: each version that no request of ours made may be a change of the status, which the node lifecycle makes of a
-//! node that it takes for lost, so the Node is read whole again. Leaves to others: its status and its Lease (`heartbeat`), the config
-//! source that it names (`config`).
+//! Always holds: only a Node of the own name counts; labels of others stay; before the Node was read, or
+//! while it is unreadable, its absence has no consequences. Our hub keeps the node's own reports out of its
+//! watch. On other servers the watch shows metadata alone: each version that no request of ours made may be a
+//! change of the status, as the node lifecycle makes it for a node that it considers lost, so the Node is
+//! read whole again. Leaves to others: its status and its Lease (`heartbeat`), the config source that it
+//! names (`config`).
 
 use crate::answer::{Answer, LONGEST_PATIENCE, Level};
 use crate::event::{Action, Request, RequestKey};
@@ -22,18 +23,18 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The annotation that stands for `status.config`.
+/// The annotation that mirrors `status.config`.
 #[derive(Debug, Clone)]
 struct Mirror {
     text: String,
-    /// The version of the Node that has it, as the server answered.
+    /// The version of the Node that has it, from the server's answer.
     version: Option<u64>,
 }
 
-/// What was learned about the Node.
+/// A new fact about the Node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum NodeNews {
-    /// It is there: another than the one that was seen before, and with its status, or not.
+    /// It exists: `is_another` if it differs from the one seen before, `is_whole` if it came with its status.
     Seen {
         is_another: bool,
         is_whole: bool,
@@ -45,20 +46,20 @@ pub(crate) enum NodeNews {
 const CHANGES: [RequestKey; 4] =
     [RequestKey::Register, RequestKey::PatchStatus, RequestKey::PatchLabels, RequestKey::PatchNode];
 
-/// How many versions are remembered: of each request the last, and what a watch may lag behind.
+/// How many versions are remembered: the last of each request, and those by which a watch may lag behind.
 const MOST_VERSIONS: usize = 8;
 
-/// Characters of the reason why a Node cannot be read.
+/// Characters of the reason why a Node is unreadable.
 const WHY_CHARS: usize = 200;
 
-/// Which versions of the Node were made by whom, where only its metadata is watched.
+/// The origin of the Node's versions, where only its metadata is watched.
 #[derive(Debug, Clone, Default)]
 struct Versions {
-    /// Those that requests of ours made, as the server answered: the latest.
+    /// The latest versions that our requests made, from the server's answers.
     ours: VecDeque<String>,
-    /// Those that the watch has shown, and that may be of a request under way.
+    /// Versions that the watch has shown, and that may come from a request under way.
     open: Vec<String>,
-    /// Somebody else changed the Node: it is to be read whole.
+    /// Somebody else changed the Node: it must be read whole.
     is_changed: bool,
 }
 
@@ -94,7 +95,7 @@ impl Versions {
 #[derive(Debug, Clone, Default)]
 struct Labels {
     offered: Option<Value>,
-    /// The latest.
+    /// The latest ones.
     written: VecDeque<Value>,
     rewrites: Rewrites,
     /// They wait for their pace.
@@ -106,16 +107,16 @@ pub(crate) struct NodeObject {
     pub(crate) reflector: Reflector,
     node: Option<Box<api::Node>>,
     is_missing: bool,
-    /// UID of the Node last seen, whether it is still there or not.
+    /// UID of the Node last seen, whether or not it still exists.
     seen_uid: String,
-    /// It is not looked for again before this.
+    /// It is not listed again before this.
     next_relist: Duration,
     versions: Versions,
-    /// Nor, if somebody else changed it, read again before this.
+    /// After a change by somebody else it is not read again before this.
     next_read: Duration,
     /// The server answered with another node's Node: logged once.
     wrong_node_logged: bool,
-    /// The Node as last shown cannot be read: logged once.
+    /// The Node as last shown is unreadable: logged once.
     is_unreadable: bool,
     /// `status.config` as it was last put into the outbox, for a server that is not our hub.
     mirror: Option<Mirror>,
@@ -124,7 +125,8 @@ pub(crate) struct NodeObject {
 
 impl NodeObject {
     pub(crate) fn new(lists_only: bool, turn: &mut Turn) -> Self {
-        // a server may refuse the Node, a label or an annotation, and an administrator may then make or set it, or allow it
+        // a server may refuse the Node, a label or an annotation, and an administrator may then make or set
+        // it, or allow it
         let terms = Terms { holds_refused: true, ..Terms::default() };
         for key in [RequestKey::Register, RequestKey::PatchLabels, RequestKey::PatchNode] {
             turn.outbox.set_terms(key, terms);
@@ -144,12 +146,12 @@ impl NodeObject {
         }
     }
 
-    /// As last seen; None if it is not there, or not known.
+    /// As last seen; `None` if it does not exist, or is not known.
     pub(crate) fn node(&self) -> Option<&api::Node> {
         self.node.as_deref()
     }
 
-    /// Reads it, and watches what comes after.
+    /// Reads it, and watches from there.
     pub(crate) fn list(&mut self, turn: &mut Turn) {
         let order = self.reflector.watching.list(None);
         turn.act(Action::WatchNode(order));
@@ -164,16 +166,18 @@ impl NodeObject {
         turn.act(Action::WatchNode(order));
     }
 
-    /// The server has said what it is. One that is not our hub would show each report of ours whole, 5 kB each 5 minutes.
+    /// The server's version is known. A server that is not our hub would show each report of ours whole, 5 kB
+    /// each 5 minutes.
     pub(crate) fn server_is(&mut self, is_hub: bool, turn: &mut Turn) {
         if !is_hub && let Some(order) = self.reflector.watching.narrow() {
             turn.act(Action::WatchNode(order));
         }
     }
 
-    // ------------------------------------------------------------------------------------------ what is shown
+    // ------------------------------------------------------------------------------------------ what is
+    // shown
 
-    /// None: nothing that counts.
+    /// Returns `None` if nothing relevant changed.
     pub(crate) fn shown(&mut self, shown: Shown, turn: &mut Turn) -> Option<NodeNews> {
         match shown {
             Shown::All(mut objects) => {
@@ -232,7 +236,8 @@ impl NodeObject {
         Some(NodeNews::Seen { is_another, is_whole: true })
     }
 
-    /// What a watch of metadata shows. Of another Node than the one that is known, it counts once it was read whole.
+    /// Takes an event of a metadata watch. If it is about another Node than the known one, it takes effect
+    /// once that was read whole.
     fn seen_metadata(&mut self, metadata: api::ObjectMeta, turn: &mut Turn) -> Option<NodeNews> {
         self.is_missing = false;
         let Some(node) = self.node.as_mut().filter(|node| node.metadata.uid == metadata.uid) else {
@@ -252,8 +257,8 @@ impl NodeObject {
         NodeNews::Gone
     }
 
-    /// Lists the Node again: the server answers 404 although the watch has it. A server that was wiped and has since passed the
-    /// watched version sends no event on that watch.
+    /// Lists the Node again: the server answers 404 although the watch has it. A server that was wiped and
+    /// has since passed the watched version sends no event on that watch.
     pub(crate) fn not_found(&mut self, turn: &mut Turn) {
         if self.node.is_none() || turn.now.mono < self.next_relist {
             return;
@@ -269,7 +274,7 @@ impl NodeObject {
         }
         if self.versions.is_changed && turn.now.mono >= self.next_read {
             self.versions.read();
-            // a controller that stamps the Node each second must not have it read as often
+            // if a controller stamps the Node each second, the agent must not read it as often
             self.next_read = turn.now.mono.saturating_add(LONGEST_WAIT);
             return self.list(turn);
         }
@@ -293,8 +298,8 @@ impl NodeObject {
         });
     }
 
-    /// Labels first: a server that refuses the annotations has them all the same. Those that were written before, and somebody else took
-    /// away or changed, are written again at a pace.
+    /// Labels first: a server that refuses the annotations still gets the labels. Those that were written
+    /// before, and that somebody else removed or changed, are written again with growing pauses.
     pub(crate) fn offer_labels(&mut self, config: &Config, facts: Option<&HostFacts>, turn: &mut Turn) {
         let options = turn.options;
         let Self { node, labels, .. } = self;
@@ -321,7 +326,7 @@ impl NodeObject {
         });
     }
 
-    /// The labels, or annotations, that were offered last were accepted.
+    /// The last offered labels, or annotations, were accepted.
     pub(crate) fn labels_accepted(&mut self, config: &Config, turn: &Turn) {
         let Some(body) = self.labels.offered.take() else { return };
         let is_again = self.labels.written.contains(&body);
@@ -333,11 +338,11 @@ impl NodeObject {
         }
     }
 
-    /// Writes `status.config` as text into the annotation, on a server that drops the field. Returns whether an older one is still on
-    /// its way: the present one follows with its answer, and the condition after it.
+    /// Writes `status.config` as text into the annotation, on a server that drops the field. Returns whether
+    /// an older one is still on its way: the present one follows after its answer, and then the condition.
     pub(crate) fn offer_mirror(&mut self, text: String, turn: &mut Turn) -> bool {
         let is_done = match (&self.mirror, &self.node) {
-            // until ours is known to be there, what is there may be what it replaces
+            // until ours is known to be on the server, the annotation there may be the one that it replaces
             (Some(mirror), _) => mirror.text == text,
             (None, Some(node)) => node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION) == Some(&text),
             (None, None) => true,
@@ -356,7 +361,8 @@ impl NodeObject {
             && turn.outbox.put(now, key, order)
         {
             self.mirror = Some(Mirror { text, version: None });
-            // a status that waits would leave first, and with the condition of now: it is offered again behind the mirror
+            // a waiting status would be sent first, with the present condition: it is offered again after the
+            // mirror
             turn.outbox.withdraw(&RequestKey::PatchStatus);
         }
         false
@@ -368,7 +374,7 @@ impl NodeObject {
         turn.outbox.withdraw(&RequestKey::PatchNode);
     }
 
-    /// The Node was created, is there already, or was changed by us.
+    /// The Node was created, exists already, or was changed by us.
     pub(crate) fn settled(&mut self, key: RequestKey, answer: &Answer, turn: &mut Turn) {
         self.reflector.watching.changed_by_us(turn.now);
         if key == RequestKey::PatchNode {
@@ -392,9 +398,10 @@ impl NodeObject {
         }
     }
 
-    /// Notices that somebody wrote over the mirrored status: a later request of an earlier run, or another client. It is sent again
-    /// after a pause, so that two writers do not fight in a loop. A version of the Node before ours shows what was there before. A
-    /// server that drops the annotation is not sent it again.
+    /// Notices that somebody overwrote the mirrored status: a late request of an earlier run, or another
+    /// client. It is sent again after a pause, so that two writers do not fight in a loop. A version of the
+    /// Node older than our write shows the earlier text. A server that drops the annotation does not get it
+    /// again.
     fn note_overwritten_mirror(&mut self, turn: &mut Turn) {
         let (Some(mirror), Some(node)) = (&self.mirror, &self.node) else { return };
         let Some(there) = node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION) else { return };
@@ -406,7 +413,7 @@ impl NodeObject {
     }
 }
 
-/// The version of the object that a server answered with.
+/// The version of the object in a server's answer.
 fn version_of(answer: &Answer) -> Option<&str> {
     let Answer::Accepted(Some(object)) = answer else { return None };
     object["metadata"]["resourceVersion"].as_str()

@@ -1,10 +1,11 @@
-//! Node pressure: which thresholds are met, since when, and what the conditions say.
+//! Node pressure: which thresholds are met, since when, and the state of the conditions.
 //!
-//! Always holds, as upstream: a threshold that was met is met until its minimum reclaim is available, too; a condition is true from
-//! the first look that meets a threshold of it, whatever its grace period, until none was met for the transition period; pods end for a
-//! threshold only when it has been met for its grace period. What could not be read says nothing: no pod ends for it, no condition
-//! becomes or stays true by it, and no grace period begins anew. Leaves to others: who ends (`pods::eviction`), the words of the
-//! conditions (`status`).
+//! Always holds, as upstream: a threshold that was met is met until its minimum reclaim is available, too; a
+//! condition is true from the first look that meets a threshold of it, whatever its grace period, until none
+//! was met for the transition period; pods end for a threshold only when it has been met for its grace
+//! period. A value that could not be read has no effect: no pod ends because of it, no condition becomes or
+//! stays true, and no grace period restarts. Leaves to others: which pods end (`pods::eviction`), the text of
+//! the conditions (`status`).
 
 use crate::answer::Now;
 use crate::kubelet::{Config, Eviction, EvictionThreshold, Signal};
@@ -16,7 +17,7 @@ use std::time::Duration;
 /// The conditions, in the order of `Pressures::pressed`.
 pub(crate) const CONDITIONS: [&str; 3] = ["MemoryPressure", "DiskPressure", "PIDPressure"];
 
-/// Reasons of the Events that say that one of `CONDITIONS` ends and begins.
+/// Reasons of the Events for the end and the begin of each of `CONDITIONS`.
 const EVENTS: [[&str; 2]; 3] = [
     ["NodeHasSufficientMemory", "NodeHasInsufficientMemory"],
     ["NodeHasNoDiskPressure", "NodeHasDiskPressure"],
@@ -29,28 +30,28 @@ pub(crate) struct Pressures {
     own: Gauge,
     /// By the thresholds of the last-known-good, while a configuration is on trial.
     good: Option<Gauge>,
-    /// What the conditions say: memory, disk, pid.
+    /// The state of the conditions: memory, disk, pid.
     pub(crate) pressed: [bool; 3],
-    /// What pods end for, as of the last look.
+    /// The threshold that evicts pods, as of the last look.
     pub(crate) pressing: Option<Pressing>,
     /// How often the host was looked at.
     pub(crate) looks: u64,
-    /// At the last look all could be read that the thresholds are about.
+    /// Whether the last look could read all values that have thresholds.
     pub(crate) is_whole: bool,
 }
 
 /// Thresholds of one configuration.
 #[derive(Debug, Clone, Default)]
 struct Gauge {
-    /// Those that are met, by their place in the configuration, and since when.
+    /// The met thresholds, by their index in the configuration, and since when.
     met: SortedMap<usize, Duration>,
-    /// When a condition was last seen to hold.
+    /// When the cause of each condition was last seen.
     last_seen: [Option<Duration>; 3],
     pressed: [bool; 3],
 }
 
 impl Gauge {
-    /// Takes a look; a condition outlasts what led to it by `hold`.
+    /// Takes a look; a condition outlasts its cause by `hold`.
     fn look(&mut self, now: Now, facts: &HostFacts, thresholds: &[EvictionThreshold], hold: Duration) {
         let (mut met, mut is_seen) = (SortedMap::new(), [false; CONDITIONS.len()]);
         for (index, threshold) in thresholds.iter().enumerate() {
@@ -71,7 +72,7 @@ impl Gauge {
         }
     }
 
-    /// The thresholds that pods end for.
+    /// The thresholds that evict pods now.
     fn ripe<'a>(
         &self,
         now: Now,
@@ -88,8 +89,9 @@ impl Gauge {
 }
 
 impl Pressures {
-    /// Takes a look at the host. `good`: the thresholds of the last-known-good, while a configuration is on trial: no pod ends, or is
-    /// refused, for a threshold that is met by the one on trial alone, for a roll back would not take that back.
+    /// Takes a look at the host. `good` are the thresholds of the last-known-good, while a configuration is
+    /// on trial: no pod ends, or is refused, for a threshold that only the one on trial has crossed, because
+    /// a roll back would not undo that.
     pub(crate) fn observe(&mut self, now: Now, facts: &HostFacts, config: &Config, good: Option<&Eviction>) {
         self.looks = self.looks.saturating_add(1);
         let (thresholds, hold) = (&config.eviction.thresholds, config.eviction_pressure_transition_period);
@@ -107,7 +109,7 @@ impl Pressures {
             ripe.retain(|own| is_of_both(own));
             gauge
         });
-        // memory first as upstream; what ends pods at once before what gives them time
+        // memory first as upstream; thresholds without a grace period before those with one
         let next = ripe
             .into_iter()
             .min_by_key(|threshold| (threshold.signal != Signal::Memory, threshold.grace.is_some()));
@@ -134,7 +136,7 @@ impl Pressures {
     }
 }
 
-/// None: nobody can tell.
+/// `None` if it cannot be determined.
 fn is_met(threshold: &EvictionThreshold, facts: &HostFacts, was_met: bool) -> Option<bool> {
     let (available, capacity) = measured(threshold.signal, facts)?;
     let Some(least) = threshold.least.amount(capacity) else { return Some(false) };
@@ -142,7 +144,7 @@ fn is_met(threshold: &EvictionThreshold, facts: &HostFacts, was_met: bool) -> Op
     Some(available < least.saturating_add(reclaim))
 }
 
-/// Not so only if the host has it and it could not be read now.
+/// False only if the host has the value and it could not be read now.
 fn is_readable(signal: Signal, facts: &HostFacts) -> bool {
     let capacity = match signal {
         Signal::Memory => facts.memory_bytes,
@@ -153,7 +155,8 @@ fn is_readable(signal: Signal, facts: &HostFacts) -> bool {
     capacity == 0 || measured(signal, facts).is_some()
 }
 
-/// What is available, and what there is at all. None: one of the two could not be read, or the file system does not count it.
+/// The available amount, and the capacity. `None` if one of the two could not be read, or the file system
+/// does not count it.
 fn measured(signal: Signal, facts: &HostFacts) -> Option<(u64, u64)> {
     let (available, capacity) = match signal {
         Signal::Memory => (facts.memory_available_bytes, facts.memory_bytes),
@@ -190,7 +193,7 @@ mod tests {
         EvictionThreshold { signal, least: Threshold::Amount(100), grace: None, reclaim: Threshold::Off }
     }
 
-    /// A host with 1,000 of everything and so much available.
+    /// A host with 1,000 of everything and this much available.
     fn host(memory: u64, storage: u64, inodes_free: u64, pids_in_use: u64) -> HostFacts {
         HostFacts {
             memory_bytes: 1000,
@@ -299,7 +302,7 @@ mod tests {
         };
         let config = config(vec![soft, hard(Signal::Memory), hard(Signal::NodefsBytes)]);
         let mut pressures = Pressures::default();
-        // seconds, memory, storage; then whether the condition holds, and what pods end for
+        // seconds, memory, storage; then whether the condition holds, and the threshold that evicts pods
         let soft = Some((Signal::Memory, 300, Some(9)));
         let hard = Some((Signal::Memory, 100, None));
         let disk = Some((Signal::NodefsBytes, 100, None));
@@ -328,7 +331,8 @@ mod tests {
         let trial = EvictionThreshold { least: Threshold::Amount(300), ..hard(Signal::Memory) };
         let on_trial = config(vec![trial, hard(Signal::NodefsBytes)]);
         let good = |thresholds| config(thresholds).eviction;
-        // what is available, and the thresholds of the last-known-good; then whether pods end, and what keeps new ones out
+        // the available amounts, and the thresholds of the last-known-good; then whether pods end, and which
+        // conditions keep new ones out
         let soft = EvictionThreshold { grace: Some(Duration::from_secs(60)), ..hard(Signal::Memory) };
         for (memory, storage, thresholds, ends, refuses) in [
             (200, 500, vec![hard(Signal::Memory)], false, vec![]),
@@ -361,7 +365,7 @@ mod tests {
             (host(500, 500, 500, 0), true),
             (HostFacts { memory_available_bytes: None, ..host(500, 500, 500, 0) }, false),
             (HostFacts { storage_available_bytes: None, ..host(500, 500, 500, 0) }, true),
-            // a file system that counts no inodes
+            // a file system that does not count inodes
             (HostFacts { inodes: 0, inodes_free: None, ..host(500, 500, 500, 0) }, true),
         ] {
             let mut pressures = Pressures::default();

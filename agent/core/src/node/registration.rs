@@ -1,6 +1,7 @@
 //! The Node object that a node creates for itself, and the labels it keeps on it.
 //!
-//! Always holds: labels of others stay whatever they are. Leaves to others: when to create it or to put labels back (`agent`).
+//! Always holds: labels of others stay, whatever they are. Leaves to others: when to create it or to put
+//! labels back (`agent`).
 
 use crate::kubelet::{self, Config};
 use crate::node::facts::{HardwareWatchdog, HostFacts};
@@ -12,7 +13,7 @@ use std::collections::BTreeMap;
 /// The longest value of a label.
 const LABEL_LETTERS: usize = 63;
 
-/// The Node as it is created: with the labels and taints it begins with.
+/// The Node as it is created: with its first labels and taints.
 pub(crate) fn registration(options: &Options, config: &Config, facts: Option<&HostFacts>) -> Value {
     let mut spec = serde_json::Map::new();
     if !config.provider_id.is_empty() {
@@ -41,7 +42,7 @@ pub(crate) fn labels(options: &Options, facts: Option<&HostFacts>) -> BTreeMap<S
         ("kubernetes.io/os".to_owned(), "linux".to_owned()),
         ("kubernetes.io/arch".to_owned(), architecture),
     ]);
-    // a name may be longer than the value of a label: every server would refuse such a Node
+    // a name may be longer than a label's value: every server would refuse such a Node
     if api::names::label_value_complaint(&options.node_name).is_none() {
         labels.insert("kubernetes.io/hostname".to_owned(), options.node_name.clone());
     }
@@ -73,7 +74,7 @@ fn watchdog_label(watchdog: &HardwareWatchdog) -> Option<(String, String)> {
     Some((api::WATCHDOG_LABEL.to_owned(), value))
 }
 
-/// Upstream's rule: the labels a node agent owns are put back, others stay whatever they are.
+/// Upstream's rule: the labels that a node agent owns are put back, others stay whatever they are.
 pub(crate) fn missing_labels(
     node: &api::Node,
     options: &Options,
@@ -88,7 +89,8 @@ pub(crate) fn missing_labels(
         .collect()
 }
 
-/// The annotations a node owns and that the Node has not as they should be, with their values; null: it should have none.
+/// The annotations that a node owns and that differ on the Node, with their right values; null if it should
+/// not have one.
 pub(crate) fn wrong_annotations(
     node: &api::Node,
     options: &Options,

@@ -1,8 +1,9 @@
-//! The Node's status: composed from facts about the host, compared with what the API server has, and sent as the smallest
-//! patch that closes the difference (upstream's rules for what counts as a change).
+//! The Node's status: composed from facts about the host, compared with the API server's, and sent as the
+//! smallest patch that closes the difference (a change is defined by upstream's rules).
 //!
-//! Always holds: a condition's `lastTransitionTime` moves only when the condition changes; `lastHeartbeatTime` alone is no
-//! change; nothing that others own (conditions of other agents, labels) is touched.
+//! Always holds: a condition's `lastTransitionTime` moves only when the condition changes;
+//! `lastHeartbeatTime` alone does not count as a change; parts that others own (conditions of other agents,
+//! labels) are not touched.
 
 use crate::answer::Now;
 use crate::config::condition::ConfigOk;
@@ -23,24 +24,26 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The condition by which Kubernetes keeps pods away that need a network of their own.
+/// The condition by which Kubernetes keeps away pods that need a network of their own.
 const NETWORK_UNAVAILABLE: &str = "NetworkUnavailable";
-/// Our reasons of it; with another it is somebody else's.
+/// Our reasons of it; with another reason the condition is somebody else's.
 const OUR_REASONS: [&str; 3] = [NO_POD_NETWORK, NO_PODS, POD_NETWORK_READY];
 const NO_POD_NETWORK: &str = "NoPodNetwork";
 const NO_PODS: &str = "NoPods";
 const POD_NETWORK_READY: &str = "PodNetworkReady";
 
-/// How long a watchdog may be missing before that is reported: a driver may load late, and then systemd starts it at its next ping.
+/// How long a watchdog may be missing before that is reported: a driver may load late, and then systemd
+/// starts it at its next ping.
 const WATCHDOG_PATIENCE: Duration = Duration::from_secs(120);
 
-/// The feature by which an API server hands on the WebSocket of a client, in place of SPDY.
+/// The feature by which an API server passes on the WebSocket of a client, instead of SPDY.
 const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";
 
-/// What `kubeletVersion` says: a version that skew checks of Kubernetes tools can read, and whose build it is.
+/// The value of `kubeletVersion`: a version that skew checks of Kubernetes tools can read, and the agent's
+/// own version.
 pub fn kubelet_version(agent_version: &str) -> String {
     let (major, minor) = kedge_api::KUBERNETES_VERSION;
-    // of a second `+` they would say that it is no version
+    // version checks of Kubernetes tools refuse a second `+`
     format!("v{major}.{minor}.0+kedge-{}", agent_version.replace('+', "-"))
 }
 
@@ -52,7 +55,7 @@ struct Host {
     info: NodeSystemInfo,
     capacity: Resources,
     allocatable: Resources,
-    /// The port of the kubelet's API; 0: none.
+    /// The port of the kubelet's API; 0 if it is off.
     port: i32,
 }
 
@@ -61,19 +64,19 @@ struct Host {
 pub(crate) struct StatusKeeper {
     pub(crate) pressures: Pressures,
     host: Option<Host>,
-    /// Reservations that leave nothing of a resource.
+    /// Resources whose reservations leave nothing for pods.
     used_up: Vec<String>,
     disk_stalled: bool,
-    /// Pods are held; the message of the condition.
+    /// The condition's message while pods are held.
     pods_held: Option<String>,
-    /// No hardware watchdog is active, since.
+    /// Since when no hardware watchdog is active.
     unwatched_since: Option<Duration>,
-    /// And that for longer than a start takes.
+    /// Whether that is longer than a start takes.
     is_unwatched: bool,
     is_stopping: bool,
-    /// Features were declared; then, that the server had dropped them when the Node was read.
+    /// Whether features were declared; then, whether the server had dropped them when the Node was read.
     declared: Declared,
-    /// What the API server is believed to have.
+    /// The status that the API server is believed to have.
     believed: Option<NodeStatus>,
     /// How often the Node was read.
     reads: u64,
@@ -82,7 +85,8 @@ pub(crate) struct StatusKeeper {
     next_report: Option<Duration>,
 }
 
-/// What became of the features that were sent: a server that does not know the field drops it, and must not be sent it for ever.
+/// The fate of the declared features: a server that does not know the field drops it, and must not get it for
+/// ever.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Declared {
     #[default]
@@ -96,9 +100,9 @@ enum Declared {
 pub(crate) struct StatusPatch {
     pub(crate) body: Value,
     pub(crate) result: NodeStatus,
-    /// What was read of the Node before.
+    /// How often the Node had been read.
     pub(crate) reads: u64,
-    /// Something changed; without it this is the report that is due anyway.
+    /// Whether something changed; otherwise it is the regular report.
     pub(crate) changed: bool,
     /// It would be sent although no report is due.
     pub(crate) differs: bool,
@@ -106,7 +110,8 @@ pub(crate) struct StatusPatch {
 
 impl StatusKeeper {
     pub(crate) fn new(started: Timestamp) -> Self {
-        // `Time` of the API has whole seconds: with fractions, the status read back would never equal the one sent
+        // `Time` of the API has whole seconds: with fractions, the status read back would never equal the one
+        // sent
         let started = Timestamp::from_micros((started.micros() / 1_000_000).saturating_mul(1_000_000));
         Self { started, ..Self::default() }
     }
@@ -115,8 +120,8 @@ impl StatusKeeper {
         self.host.as_ref().map(|host| &host.facts)
     }
 
-    /// Takes facts about the host; `version` is the agent's. Returns what to warn of: reservations that leave nothing of a
-    /// resource, once for as long as they do.
+    /// Takes facts about the host; `version` is the agent's. Returns warnings: reservations that leave
+    /// nothing of a resource, once for as long as they do.
     pub(crate) fn observe(
         &mut self,
         now: Now,
@@ -139,8 +144,8 @@ impl StatusKeeper {
         self.used_up.iter().filter(|line| !before.contains(line)).cloned().collect()
     }
 
-    /// What is wrong with the node and may be its configuration's doing, as this agent itself found at its last look. A machine that stops
-    /// is not ready either, and no configuration is to blame.
+    /// The node's faults that may come from its configuration, from this agent's last look. A machine that is
+    /// shutting down is not ready either, which is not a configuration's fault.
     pub(crate) fn complaints(&self) -> Complaints {
         let [memory, disk, pids] = self.pressures.pressed;
         let runtime = self.host.as_ref().map(|host| &host.facts.runtime);
@@ -158,12 +163,12 @@ impl StatusKeeper {
         self.pods_held = held.map(Hold::message);
     }
 
-    /// The machine stops, or does not after all.
+    /// The machine is shutting down, or not after all.
     pub(crate) fn machine_stops(&mut self, stops: bool) {
         self.is_stopping = stops;
     }
 
-    /// What the API server is believed to have.
+    /// The status that the API server is believed to have.
     pub(crate) fn believed(&self) -> Option<&NodeStatus> {
         self.believed.as_ref()
     }
@@ -187,8 +192,8 @@ impl StatusKeeper {
         (self.believed, self.next_report) = (None, None);
     }
 
-    /// A patch was accepted. The next report is due after `frequency`; after a change, somewhere in the second half of it,
-    /// so that nodes which changed together (a power cut, a pushed config) drift apart.
+    /// A patch was accepted. The next report is due after `frequency`; after a change, somewhere in the
+    /// second half of it, so that nodes which changed together (a power cut, a pushed config) drift apart.
     pub(crate) fn accepted(
         &mut self,
         now: Now,
@@ -199,8 +204,8 @@ impl StatusKeeper {
         if self.declared == Declared::No && declares(&patch.result) {
             self.declared = Declared::Sent;
         }
-        // What was read meanwhile counts, whether it is from before the patch or after: it may show what somebody else wrote, such as
-        // that the node is lost. What it lacks of the patch is sent again.
+        // a read meanwhile wins, whether it is from before the patch or after: it may show a change by
+        // somebody else, such as that the node is lost. Parts of the patch that it lacks are sent again.
         if patch.reads == self.reads {
             self.believed = Some(patch.result);
         }
@@ -214,10 +219,10 @@ impl StatusKeeper {
         self.next_report.is_none_or(|due| now.mono >= due)
     }
 
-    /// What a status says now, whatever the server has: all but its times.
+    /// The present status without its times, whatever the server has.
     pub(crate) fn said(&self, config_ok: &ConfigOk, config: Option<&NodeConfigStatus>) -> Value {
         let Some(host) = &self.host else { return Value::Null };
-        // the conditions that are given only beside what is there
+        // conditions that are sent only if the server has them
         let none = NodeStatus::default();
         let believed = self.believed.as_ref().unwrap_or(&none);
         let now = Now { mono: Duration::ZERO, wall: self.started };
@@ -240,8 +245,8 @@ impl StatusKeeper {
         self.next_report
     }
 
-    /// What must be sent now: the difference, or, when a report is due, the heartbeat of everything. Called at every event, so
-    /// nothing is composed that the server has already.
+    /// The patch that must be sent now: the difference, or, when a report is due, the heartbeat of
+    /// everything. Called at every event, so it does not compose parts that the server already has.
     pub(crate) fn patch(&self, now: Now, config_ok: &ConfigOk) -> Option<StatusPatch> {
         let host = self.host.as_ref()?;
         let believed = self.believed.as_ref()?;
@@ -292,7 +297,8 @@ impl StatusKeeper {
         Some(StatusPatch { body: json!({"status": status}), result, reads: self.reads, changed, differs })
     }
 
-    /// Puts the port of the kubelet's API, and what it can do, into a patch if the server has another; what it has then.
+    /// Puts the port of the kubelet's API, and its features, into a patch if the server has others; returns
+    /// the server's values afterwards.
     fn serving(
         &self,
         host: &Host,
@@ -324,7 +330,7 @@ impl StatusKeeper {
         report: bool,
     ) -> Vec<(NodeCondition, bool)> {
         let there = |name: &str| believed.conditions.iter().find(|there| there.condition_type == name);
-        // a node whose disk always answered spends no bytes on saying so
+        // a node whose disk always answered spends no bytes on that condition
         let stall_matters = self.disk_stalled || there(kedge_api::DISK_STALLED).is_some();
         let stalled = stall_matters.then(|| disk_stalled(self.disk_stalled));
         let hold_matters = self.pods_held.is_some() || there(kedge_api::PODS_HELD).is_some();
@@ -362,7 +368,7 @@ impl StatusKeeper {
         own.chain(config_ok).collect()
     }
 
-    /// The server's `ConfigOK` is not of this process.
+    /// Whether the server's `ConfigOK` is of an earlier process.
     fn has_restarted(&self, believed: &NodeStatus) -> bool {
         let mut conditions = believed.conditions.iter();
         let there = conditions.find(|there| there.condition_type == kedge_api::CONFIG_OK);
@@ -404,8 +410,9 @@ impl StatusKeeper {
         ]
     }
 
-    /// Where pods get no network of their own, a scheduler must place none here but those that use the node's. What somebody else says
-    /// of the network that pods do get, or of a node without pods, is left alone.
+    /// Where pods get no network of their own, a scheduler must place none here except those that use the
+    /// node's. Somebody else's condition about the pods' network, or about a node without pods, is left
+    /// alone.
     fn network_unavailable(&self, there: Option<&NodeCondition>) -> Option<Words<'_>> {
         let facts = &self.host.as_ref()?.facts;
         let is_ours = there.is_some_and(|there| OUR_REASONS.contains(&there.reason.as_str()));
@@ -423,13 +430,13 @@ impl StatusKeeper {
         Some(Words { name: NETWORK_UNAVAILABLE, status, reason, message })
     }
 
-    /// A node that has one, and always had, spends no bytes on saying so.
+    /// A node that has one, and always had, spends no bytes on that condition.
     fn watchdog_missing(&self, is_there: bool) -> Option<Words<'_>> {
         let (status, reason, message) = match &self.host.as_ref()?.facts.watchdog {
             HardwareWatchdog::Active(_) if is_there => {
                 ("False", "WatchdogActive", "a hardware watchdog resets this node if its kernel hangs")
             }
-            // the image before this one may have said so
+            // the image before this one may have reported it
             HardwareWatchdog::NotAsked if is_there => (
                 "False",
                 "WatchdogNotAsked",
@@ -473,7 +480,7 @@ impl StatusKeeper {
 
     fn ready(&self) -> Words<'_> {
         let (status, reason, message) = match self.host.as_ref().map(|host| &host.facts.runtime) {
-            // upstream's words
+            // upstream's text
             _ if self.is_stopping => ("False", "KubeletNotReady", "node is shutting down"),
             Some(Runtime::NotReady(why)) => ("False", "KubeletNotReady", why.as_str()),
             Some(Runtime::Starting) => ("False", "KubeletNotReady", "container runtime is starting"),
@@ -501,7 +508,7 @@ fn pods_held(message: Option<&str>) -> Words<'_> {
     Words { name: kedge_api::PODS_HELD, status, reason, message }
 }
 
-/// The words of a condition, without its times.
+/// The text of a condition, without its times.
 struct Words<'a> {
     name: &'a str,
     status: &'a str,
@@ -514,7 +521,7 @@ impl Words<'_> {
         there.status == self.status && there.reason == self.reason && there.message == self.message
     }
 
-    /// The whole condition; its transition time is the server's if it did not change, else now.
+    /// The whole condition; its transition time is the server's if it did not change, and otherwise now.
     fn since(
         &self,
         heartbeat: Timestamp,
@@ -532,7 +539,7 @@ impl Words<'_> {
     }
 }
 
-/// A changed condition whole; an unchanged one only its heartbeat, since the server merges by type.
+/// A changed condition whole; only the heartbeat of an unchanged one, because the server merges by type.
 fn line(condition: &NodeCondition, changed: bool) -> Value {
     if changed {
         return json!(condition);
@@ -577,16 +584,16 @@ fn node_info(facts: &HostFacts, version: &str) -> NodeSystemInfo {
 
 type Resources = BTreeMap<String, String>;
 
-/// Devices that the configuration had once are 0, as upstream: merging takes no entry away.
+/// Devices that an earlier configuration had are 0, as upstream: merging removes no entry.
 fn with_devices_gone(own: &Resources, there: &Resources) -> Resources {
     let gone = there.keys().filter(|name| name.starts_with(DEVICE) && !own.contains_key(*name));
     let gone = gone.map(|name| (name.clone(), "0".to_owned()));
     own.clone().into_iter().chain(gone).collect()
 }
 
-/// Capacity, and what remains of it for pods.
+/// Capacity, and the part of it for pods.
 fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
-    // a scheduler would place pods here that nothing runs, and that nothing would delete either
+    // a scheduler would place pods here that would neither run nor be deleted
     let pods = if facts.runtime == Runtime::Ready { config.max_pods } else { 0 };
     let resources = |cpu_milli: u64, memory: u64, storage: u64| {
         let devices = config.pods.devices.keys().filter(|_| pods > 0);
@@ -609,12 +616,12 @@ fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
     )
 }
 
-/// What pods may ask for.
+/// Resources that pods may request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Allocatable {
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,
-    /// None: the disk could not be read.
+    /// `None` if the disk could not be read.
     pub(crate) storage_bytes: Option<u64>,
 }
 
@@ -631,15 +638,15 @@ pub(crate) fn allocatable(facts: &HostFacts, config: &Config) -> Allocatable {
     }
 }
 
-/// What of this memory pods may have, all together.
+/// The part of this memory for all pods together.
 pub fn allocatable_memory(memory_bytes: u64, config: &Config) -> u64 {
     let kept = config.eviction_hard.memory_available.amount(memory_bytes).unwrap_or(0);
     let reserved = [config.system_reserved.memory_bytes, config.kube_reserved.memory_bytes, kept];
     reserved.iter().fold(memory_bytes, |left, kept| left.saturating_sub(*kept))
 }
 
-/// The resources of which nothing is left for pods, each with what is reserved and what there is. The capacity is not known when
-/// a configuration is judged, so these are warnings; the kubelet refuses to start.
+/// The resources of which nothing is left for pods, each with the reservation and the capacity. The capacity
+/// is not known when a configuration is checked, so these are warnings; the kubelet refuses to start.
 fn used_up(facts: &HostFacts, config: &Config) -> Vec<String> {
     let (system, kube) = (&config.system_reserved, &config.kube_reserved);
     let line = |name: &str, shown: fn(u64) -> String, [system, kube, capacity]: [u64; 3]| {
@@ -664,7 +671,7 @@ fn used_up(facts: &HostFacts, config: &Config) -> Vec<String> {
     .collect()
 }
 
-/// Another agent's resources (device plugins) may stand beside ours.
+/// Another agent's resources (device plugins) may be beside ours.
 fn contains(all: &Resources, ours: &Resources) -> bool {
     ours.iter().all(|(name, quantity)| all.get(name) == Some(quantity))
 }
@@ -719,7 +726,7 @@ mod tests {
         let line = "systemReserved and kubeReserved keep 4 of cpu, expected less than the node has, 4; nothing is left for pods";
         assert_eq!(observe(&config), [line]);
         assert_eq!(observe(&config), [""; 0]);
-        // what could not be read is not zero
+        // an unreadable value is not zero
         config.system_reserved.pid = u64::MAX;
         assert_eq!(observe(&config), [""; 0]);
     }
@@ -743,7 +750,7 @@ mod tests {
                 .find(|condition| condition["type"] == kedge_api::DISK_STALLED)
                 .map(|condition| condition["status"].as_str().unwrap_or("unchanged").to_owned())
         };
-        // a disk that always answered is no news, and costs no bytes
+        // a disk that always answered is not reported, and costs no bytes
         assert_eq!(sent(0, false), None);
         assert_eq!(sent(1, true).as_deref(), Some("True"));
         assert_eq!(sent(2, true), None);
@@ -777,12 +784,12 @@ mod tests {
         };
         let nothing = (Value::Null, Value::Null);
         let two = |(port, features, _): (Value, Value, NodeStatus)| (port, features);
-        // what is off is not mentioned
+        // a port that is off is not mentioned
         assert_eq!(two(sent(&mut keeper, &config)), nothing);
         let (port, features, mut status) = sent(&mut keeper, &on);
         assert_eq!((port, features), (json!(10250), json!([WEBSOCKETS])));
         assert_eq!(two(sent(&mut keeper, &on)), nothing);
-        // a server that dropped what it does not know is not sent it again
+        // a server that dropped the unknown field does not get it again
         status.declared_features.clear();
         keeper.node_seen(&Node { status: status.clone(), ..Node::default() });
         assert_eq!(two(sent(&mut keeper, &on)), nothing);

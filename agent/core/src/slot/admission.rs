@@ -1,9 +1,10 @@
-//! Whether an update may be written, and where: decided before its first byte is.
+//! Whether an update may be written, and where: decided before its first byte is written.
 //!
-//! Always holds: what is admitted goes into the slot that does not run, on the disk of the running one, with room for all of it; the
-//! running slot is good and complete, so it can be the fallback. A manifest becomes a boot entry word for word, so it holds one line per
-//! key and no control characters.
-//! Leaves to others: looking (`agent/src/slot/admission.rs`); the order of what is written (`list`); writing (`agent/src/slot/update.rs`).
+//! Always holds: an admitted update is written into the slot that does not run, on the disk of the running
+//! one, with room for all of it; the running slot is good and complete, so it can be the fallback. A manifest
+//! becomes a boot entry word for word, so it has one line per key and no control characters. Leaves to
+//! others: reading the facts (`agent/src/slot/admission.rs`); the order of the writes (`list`); writing
+//! (`agent/src/slot/update.rs`).
 
 use super::list::{self, Entries, Part, Place, Step};
 use super::version::{is_version, order};
@@ -20,19 +21,19 @@ const FORMAT: &str = "kedge-update 1";
 pub const FILES: [&str; 2] = ["vmlinuz", "initrd"];
 /// The root in the manifest.
 const ROOT: &str = "root";
-/// Where the slot's root is, and what its trial demands or that it had one.
+/// The place of the slot's root, and the demands of its trial, or the mark that it passed one.
 const OWN_OPTIONS: [&str; 2] = ["root=", "kedge."];
-/// The EFI partition keeps as much free: for the boot entries, and for the clusters that files do not fill.
+/// This much stays free on the EFI partition: for the boot entries, and for partly filled clusters.
 const SPARE_BYTES: u64 = 65536;
 
-/// What can be seen before an update.
+/// The facts before an update.
 #[derive(Debug, Default, Clone)]
 pub struct Facts {
     /// The kernel's command line.
     pub command_line: String,
-    /// The boot loader's variables can be read.
+    /// Whether the boot loader's variables are readable.
     pub has_variables: bool,
-    /// The boot loader counts this boot.
+    /// Whether the boot loader counts this boot.
     pub is_counted: bool,
     /// The boot loader's list.
     pub entries: Entries,
@@ -40,20 +41,20 @@ pub struct Facts {
     pub files: SortedMap<String, u64>,
     /// Bytes free on the EFI partition.
     pub free_bytes: u64,
-    /// The roots on the disk that runs: device and bytes, by the partition's name.
+    /// The roots on the running disk: device and bytes, by the partition's name.
     pub roots: BTreeMap<String, (String, u64)>,
-    /// The EFI partition is on that disk, too.
+    /// Whether the EFI partition is on that disk, too.
     pub is_own_efi: bool,
-    /// The board of the image that runs.
+    /// The board of the running image.
     pub board: String,
-    /// Its version; empty if it cannot be read.
+    /// Its version; empty if it is unreadable.
     pub version: String,
 }
 
-/// Where an update goes.
+/// The target of an update.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The slot that runs.
+    /// The running slot.
     pub running: &'static str,
     /// The slot that is written.
     pub other: &'static str,
@@ -63,10 +64,10 @@ pub struct Plan {
     options: String,
     /// Kernel, initramfs and root, in the order of the update.
     parts: [Part; 3],
-    /// The new entry's place in the boot loader's list: highest first. Never a number twice, so that an older version can be an
-    /// update, too.
+    /// The new entry's place in the boot loader's list: highest first. Never the same number twice, so that
+    /// an older version can be an update, too.
     order: u64,
-    /// The list as it was.
+    /// The list as it is before.
     entries: Entries,
 }
 
@@ -76,14 +77,14 @@ impl Plan {
         self.parts.iter().fold(MANIFEST_BYTES as u64, |sum, part| sum.saturating_add(part.bytes))
     }
 
-    /// Writes all of the slot; afterwards the boot loader does not know it.
+    /// Writes all of the slot; afterwards it is not in the boot loader's list.
     pub fn write(&self) -> Vec<Step> {
         let mut steps = list::leave(&self.entries, self.running, self.other);
         steps.extend(self.parts.iter().cloned().map(Step::Copy));
         steps
     }
 
-    /// Has the boot loader try the slot that was written, in a trial with these demands.
+    /// Makes the boot loader try the written slot, in a trial with these demands.
     pub fn try_it(&self, demands: &Works) -> Vec<Step> {
         let Self { other, version, options, order, .. } = self;
         let demands = match demands.is_empty() {
@@ -100,20 +101,21 @@ impl Plan {
 }
 
 impl Facts {
-    /// Whether a slot's boot has been called good, in this boot or an earlier one. That the boot is counted stays readable until the
-    /// next one. The entry of a slot that was called good says so; the one of a new image is never counted.
+    /// Whether a slot's boot has been marked good, in this boot or an earlier one. That the boot is counted
+    /// stays readable until the next one. The entry of a good slot has the mark; the one of a new image is
+    /// never counted.
     pub fn is_good(&self, slot: &str) -> bool {
         let is_good = |(name, text): (&String, &String)| !name.contains('+') || list::is_marked_good(text);
         !self.is_counted || list::of(&self.entries, slot).into_iter().any(is_good)
     }
 
-    /// For the Node: which slot runs, and why.
+    /// For the Node: the running slot, and why it runs.
     pub fn image(&self) -> ImageState {
         let Some(running) = CommandLine::parse(&self.command_line).slot.filter(|_| self.has_variables) else {
             return ImageState::NotAsked;
         };
         let other = if running == "a" { "b" } else { "a" };
-        // the boot loader passes over an entry without tries while it has another
+        // the boot loader skips an entry without tries while it has another
         let is_used_up = |(name, _): &(&String, &String)| name.contains("+0-") || name.contains("+0.");
         let failed = list::of(&self.entries, other).iter().any(is_used_up);
         match () {
@@ -123,7 +125,7 @@ impl Facts {
         }
     }
 
-    /// For people: what runs, and the boot loader's list.
+    /// For people: the running slot, and the boot loader's list.
     pub fn status(&self) -> Vec<String> {
         let running = CommandLine::parse(&self.command_line).slot;
         let mut lines = vec![format!("running: slot {}", running.unwrap_or_default())];
@@ -138,7 +140,8 @@ impl Facts {
     }
 }
 
-/// Admits an update by its manifest. `allows_older`: also one with an older version than the image that runs.
+/// Admits an update by its manifest. `allows_older` also admits one with an older version than the running
+/// image.
 ///
 /// # Errors
 /// Why not, for people.
@@ -152,6 +155,7 @@ pub fn admit(facts: &Facts, manifest: &[u8], allows_older: bool) -> Result<Plan,
         let why = "so no slot could ever be called good, and an update would be taken back";
         return Err(format!("the firmware's variables cannot be read here, {why}"));
     }
+    // the other slot is the only fallback of a slot on trial: it must not be overwritten
     if !facts.is_good(running) {
         return Err(format!("slot {running} is still on trial, and slot {other} is its fallback"));
     }
@@ -228,7 +232,7 @@ fn is_complete(facts: &Facts, running: &str, other: &str) -> Result<(), String> 
     Ok(())
 }
 
-/// The other slot's files are overwritten, so what they take counts as free.
+/// The other slot's files are overwritten, so their space counts as free.
 fn has_room(facts: &Facts, other: &str, bytes: u64) -> Result<(), String> {
     let there = FILES.iter().filter_map(|name| facts.files.get(&format!("{other}/{name}")));
     let old = there.fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
@@ -241,7 +245,7 @@ fn has_room(facts: &Facts, other: &str, bytes: u64) -> Result<(), String> {
     }
 }
 
-/// What the first block of an update describes.
+/// The first block of an update.
 struct Manifest<'a> {
     board: &'a str,
     version: &'a str,
@@ -267,7 +271,7 @@ impl<'a> Manifest<'a> {
         if !is_version(version) {
             return Err(format!("the manifest's version is {version:?}, expected letters, digits and .+~-_"));
         }
-        // of several values of a word the last counts, and these are the update's
+        // of several values of a word the last one wins, and these are the update's
         if let Some(word) =
             options.split_whitespace().find(|word| OWN_OPTIONS.iter().any(|own| word.starts_with(own)))
         {
@@ -299,7 +303,7 @@ impl<'a> Size<'a> {
     }
 }
 
-/// What follows a key in the first line that begins with it.
+/// The rest of the first line that begins with a key.
 fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))
 }

@@ -1,34 +1,36 @@
-//! The boot loader's list: which entries are a slot's, and the steps that change the list.
+//! The boot loader's list: the entries of each slot, and the steps that change the list.
 //!
-//! Always holds: the list is settled before and after each change of it, so a power cut never finds a later change without the
-//! earlier ones. An entry's text is on the disk before its name is, and an entry goes only after its successor is there; none is
-//! renamed, for FAT may lose the old name before it has the new one. The boot loader renames what it counts, so a good slot beside the
-//! one that it counts is never counted. A slot that is written is not in the list: it leaves before its first byte, and comes back when
-//! all of it was read from the disk and compared.
-//! Leaves to others: whether a slot may be written (`admission`); performing (`agent/src/slot/steps.rs`).
+//! Always holds: the list is settled before and after each change of it, so a power cut never leaves a later
+//! change without the earlier ones. An entry's text is on the disk before its name is, and an entry is
+//! removed only after its successor exists; none is renamed, because FAT may lose the old name before it has
+//! the new one. The boot loader renames the entries that it counts, so a good slot beside a counted one is
+//! never counted. A slot that is being written is not in the list: it is removed before its first byte, and
+//! added again when all of it was read from the disk and compared. Leaves to others: whether a slot may be
+//! written (`admission`); performing (`agent/src/slot/steps.rs`).
 
 use std::collections::BTreeMap;
 
 /// Boot entries: text by file name.
 pub type Entries = BTreeMap<String, String>;
 
-/// How often the boot loader tries a slot that was just written.
+/// How often the boot loader tries a newly written slot.
 const TRIES: u32 = 3;
-/// Starts in a row that a good slot may fail: a few short power cuts, one after the other, must not bring back an older image.
+/// Consecutive starts that a good slot may fail: a few short power cuts, one after the other, must not bring
+/// back an older image.
 pub const GOOD_TRIES: u32 = 5;
-/// What the options of a slot that was called good end with.
+/// End of the options of a slot that was marked good.
 const GOOD: &str = " kedge.slot=good";
 
-/// One step, complete: what is performed is nothing but these, in their order, until one fails.
+/// One complete step: these are performed in their order until one fails, and nothing else is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// All that was written before is on the disk before the next step begins.
+    /// All earlier writes are on the disk before the next step begins.
     Settle,
-    /// An entry goes, if it is there.
+    /// Remove an entry, if it exists.
     Remove(String),
-    /// An entry with this name and text; the text is on the disk before the name is.
+    /// Add an entry with this name and text; the text is on the disk before the name is.
     Enter(String, String),
-    /// The next bytes of the update go to their place, are read from the disk, and compared.
+    /// Write the next bytes of the update to their place, read them from the disk, and compare.
     Copy(Part),
 }
 
@@ -37,7 +39,7 @@ pub enum Step {
 pub struct Part {
     /// As in the manifest.
     pub key: &'static str,
-    /// Where it goes.
+    /// Its target.
     pub place: Place,
     /// Its size.
     pub bytes: u64,
@@ -45,7 +47,7 @@ pub struct Part {
     pub digest: String,
 }
 
-/// Where a member of an update goes.
+/// The target of a member of an update.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// A file, by its path on the EFI partition.
@@ -66,12 +68,12 @@ pub fn of<'a>(entries: &'a Entries, slot: &str) -> Vec<(&'a String, &'a String)>
     found
 }
 
-/// Whether an entry says that its slot was called good.
+/// Whether an entry has the mark of a good slot.
 pub fn is_marked_good(text: &str) -> bool {
     text.contains(GOOD)
 }
 
-/// What the boot loader is asked for when it is to start a slot once, whatever the counts.
+/// The pattern that makes the boot loader start a slot once, whatever the counts.
 pub fn any_of(slot: &str) -> String {
     format!("kedge-{slot}*")
 }
@@ -82,9 +84,9 @@ pub(super) fn whole<'a>(entries: &'a Entries, slot: &str) -> Option<(&'a String,
     of(entries, slot).into_iter().rev().find(|(_, text)| is_whole(text))
 }
 
-/// Takes a slot from the list. The one that runs remains, alone, so from now on it is not counted.
+/// Removes a slot from the list. The running one remains, alone, so from now on it is not counted.
 pub(super) fn leave(entries: &Entries, running: &str, slot: &str) -> Vec<Step> {
-    // first the entry of the running slot, which may have been called good a moment ago
+    // first the entry of the running slot, which may have been marked good a moment ago
     let mut steps = vec![Step::Settle];
     if let Some((_, text)) = whole(entries, running) {
         steps.extend(replace(
@@ -99,7 +101,7 @@ pub(super) fn leave(entries: &Entries, running: &str, slot: &str) -> Vec<Step> {
     steps
 }
 
-/// Has this entry be the only one of its slot.
+/// Makes this entry the only one of its slot.
 fn replace(entries: &Entries, slot: &str, name: String, text: String) -> Vec<Step> {
     let mut steps = Vec::new();
     let others: Vec<_> = of(entries, slot)
@@ -117,12 +119,13 @@ fn replace(entries: &Entries, slot: &str, name: String, text: String) -> Vec<Ste
     steps
 }
 
-/// Puts a slot on the list that is to be tried.
+/// Adds a slot that is to be tried.
 pub(super) fn try_with(slot: &str, text: String) -> Vec<Step> {
     vec![Step::Settle, Step::Enter(format!("kedge-{slot}+{TRIES}.conf"), text), Step::Settle]
 }
 
-/// Gives the slot that runs its tries back: it is good, and goes on counting. A slot that rots uses them up.
+/// Gives the running slot its tries back: it is good, and stays counted. A slot that keeps failing uses them
+/// up.
 ///
 /// # Errors
 /// The slot has no entry that could start it.
@@ -134,7 +137,7 @@ pub fn blessing(entries: &Entries, slot: &str) -> Result<Vec<Step>, String> {
     Ok(steps)
 }
 
-/// The text of a good slot's entry: a trial's demands go.
+/// The text of a good slot's entry, without the demands of a trial.
 fn marked_good(text: &str) -> String {
     let mut lines = text.lines().map(|line| match line.starts_with("options ") {
         true => {
@@ -196,7 +199,7 @@ mod tests {
             ),
         );
         check(&[("kedge-a+5.conf", GOOD_TEXT)], "Settle\n");
-        // as it is read: without the last line's end
+        // in the form in which it is read: without the last line's end
         check(&[("kedge-a+5.conf", GOOD_TEXT.trim_end())], "Settle\n");
     }
 
@@ -206,7 +209,7 @@ mod tests {
             &[("kedge-a+2-1.conf", "options quiet\n"), ("kedge-a+5.conf", GOOD_TEXT)],
             "Settle\nRemove(kedge-a+2-1.conf)\nSettle\n",
         );
-        // the newer name is damaged: the other entry is the one that counts
+        // the newer name is damaged: the other entry is used
         check(
             &[("kedge-a+4-1.conf", GOOD_TEXT), ("kedge-a+5.conf", "")],
             &format!(
@@ -246,7 +249,7 @@ mod tests {
             left(&[("kedge-a+5.conf", GOOD_TEXT.trim_end()), b]),
             format!("Settle\n{entered}Remove(kedge-a+5.conf)\nSettle\nRemove(kedge-b.conf)\nSettle\n")
         );
-        // a power cut has ended that
+        // after a power cut in the middle of it
         assert_eq!(
             left(&[("kedge-a.conf", GOOD_TEXT), ("kedge-a+4-1.conf", GOOD_TEXT)]),
             "Settle\nRemove(kedge-a+4-1.conf)\nSettle\nSettle\n"

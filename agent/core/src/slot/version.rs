@@ -1,7 +1,8 @@
 //! Which of two versions of an image is the older one.
 //!
-//! Always holds: the order is total, and that of Debian's versions without an epoch, which `cross/version` writes: "1.0~git2026" comes
-//! before "1.0", "1.0.dirty" after it. Leaves to others: what follows from it (`admission`).
+//! Always holds: the order is total, and that of Debian's versions without an epoch, which `cross/version`
+//! writes: "1.0~git2026" comes before "1.0", "1.0.dirty" after it. Leaves to others: the consequences
+//! (`admission`).
 
 use std::cmp::Ordering;
 use std::iter::once;
@@ -9,7 +10,7 @@ use std::iter::once;
 /// Most bytes of a version.
 const MOST_BYTES: usize = 128;
 
-/// Whether this can be a version. It stands in a boot entry's title, so it has no spaces.
+/// Whether this can be a version. It is part of a boot entry's title, so it has no spaces.
 pub(super) fn is_version(text: &str) -> bool {
     let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b".+~-_".contains(&byte);
     (1..=MOST_BYTES).contains(&text.len()) && text.bytes().all(is_known)
@@ -31,7 +32,7 @@ pub(super) fn order(one: &str, other: &str) -> Ordering {
     Ordering::Equal
 }
 
-/// Takes the bytes at the beginning for which that holds.
+/// Takes the bytes at the beginning for which `holds` is true.
 fn take<'a>(text: &mut &'a [u8], holds: impl Fn(&u8) -> bool) -> &'a [u8] {
     let length = text.iter().position(|byte| !holds(byte)).unwrap_or(text.len());
     let (taken, rest) = text.split_at(length);
@@ -61,7 +62,7 @@ mod tests {
 
     #[test]
     fn order_is_that_of_debian() {
-        // each before the next, as dpkg --compare-versions has it
+        // each before the next, as in dpkg --compare-versions
         let rising = [
             "~",
             "",

@@ -1,12 +1,12 @@
 //! The small files that a pod's containers find in `/etc`: hosts, resolv.conf, hostname.
 //!
-//! Always holds: the bytes a kubelet with containerd writes, so that programs which read them meet nothing new. Leaves to others:
-//! the machine's own files, which are handed in.
+//! Always holds: the same bytes as a kubelet with containerd writes, so that programs which read them meet
+//! nothing new. Leaves to others: the machine's own files, which the caller passes in.
 
 use crate::pods::Dns;
 use std::fmt::Write as _;
 
-/// What resolvers take, and what the kubelet keeps.
+/// The limits of resolvers, which the kubelet keeps.
 const NAMESERVERS: usize = 3;
 const SEARCHES: usize = 32;
 const SEARCH_BYTES: usize = 2048;
@@ -19,7 +19,7 @@ const MANAGED: &str = "# Kubernetes-managed hosts file.\n\
     fe00::1\tip6-allnodes\n\
     fe00::2\tip6-allrouters\n";
 
-/// `/etc/hosts`. `machine`: the machine's own, for a pod on its network.
+/// `/etc/hosts`. `machine` is the machine's own, for a pod on its network.
 #[must_use]
 pub fn hosts(
     machine: Option<&str>,
@@ -43,7 +43,7 @@ pub fn hosts(
     text
 }
 
-/// What the node knows about names.
+/// The node's settings for names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Resolver {
     /// `clusterDNS`.
@@ -61,7 +61,8 @@ struct Settings {
     options: Vec<String>,
 }
 
-/// `/etc/resolv.conf` by `dnsPolicy` and `dnsConfig`. Without a cluster DNS, `ClusterFirst` means the machine's, as in the kubelet.
+/// `/etc/resolv.conf` by `dnsPolicy` and `dnsConfig`. Without a cluster DNS, `ClusterFirst` uses the
+/// machine's, as in the kubelet.
 #[must_use]
 pub fn resolv_conf(dns: &Dns, namespace: &str, host_network: bool, resolver: &Resolver) -> String {
     let wants_cluster = match dns.policy.as_str() {
@@ -103,7 +104,7 @@ fn append_new(list: &mut Vec<String>, more: &[String]) {
     }
 }
 
-/// resolv.conf(5): the last `search` counts, options add up.
+/// resolv.conf(5): the last `search` wins, options add up.
 fn parse(text: &str) -> Settings {
     let mut settings = Settings::default();
     for line in text.lines() {

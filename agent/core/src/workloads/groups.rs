@@ -1,21 +1,21 @@
 //! Control groups of pods: the kubelet's layout and its arithmetic.
 //!
-//! Always holds: a container's group lies in its pod's, a pod's in its class's, below one root: `/ROOT/burstable/podUID/NAME-ATTEMPT`;
-//! guaranteed pods lie directly below the root. Values are v1's, which runtimes translate for v2. Leaves to others: who sums up
-//! a pod's requests (`pods`), writing the values.
+//! Always holds: a container's group is in its pod's, a pod's in its class's, below one root:
+//! `/ROOT/burstable/podUID/NAME-ATTEMPT`; guaranteed pods are directly below the root. Values are v1's, which
+//! runtimes translate for v2. Leaves to others: the sums of a pod's requests (`pods`), writing the values.
 
 use crate::pods::{ContainerKey, PodUid, QosClass, Resources};
 
-/// The least share of the processors, for what asks for nothing.
+/// The least share of the processors, for containers that request nothing.
 const MIN_SHARES: u64 = 2;
-/// The most the kernel takes.
+/// The most that the kernel accepts.
 const MAX_SHARES: u64 = 262_144;
 /// A quota is per this many microseconds.
 pub const PERIOD: u64 = 100_000;
-/// The kernel takes no smaller quota.
+/// The least quota that the kernel accepts.
 const MIN_QUOTA: u64 = 1000;
 
-/// What a group may use; None: no limit of its own.
+/// The limits of a group; `None` without a limit of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
     pub cpu_shares: Option<u64>,
@@ -67,7 +67,7 @@ pub fn container_limits(resources: &Resources) -> Limits {
     }
 }
 
-/// A pod's limits, from the sums over its containers; a sum of limits is given only if each container has one.
+/// A pod's limits, from the sums over its containers; a sum of limits exists only if each container has one.
 #[must_use]
 pub fn pod_limits(qos: QosClass, sums: &Resources) -> Limits {
     match qos {
@@ -76,14 +76,14 @@ pub fn pod_limits(qos: QosClass, sums: &Resources) -> Limits {
     }
 }
 
-/// The limits of the group of a class itself: what asks for nothing gets what the others leave.
+/// The limits of the group of a class itself: pods without requests get the share that the others leave.
 #[must_use]
 pub fn class_limits(qos: QosClass) -> Limits {
     let cpu_shares = (qos == QosClass::BestEffort).then_some(MIN_SHARES);
     Limits { cpu_shares, ..Limits::default() }
 }
 
-/// Whom the kernel ends first when memory ends: 1000 first, -1000 never.
+/// The order in which the kernel kills when memory is used up: 1000 first, -1000 never.
 #[must_use]
 pub fn oom_score(qos: QosClass, memory_request_bytes: u64, machine_bytes: u64) -> i32 {
     const GUARANTEED: i32 = -997;
@@ -95,7 +95,7 @@ pub fn oom_score(qos: QosClass, memory_request_bytes: u64, machine_bytes: u64) -
                 .saturating_mul(1000)
                 .checked_div(machine_bytes.max(1).into())
                 .unwrap_or(0);
-            // between those that are guaranteed their memory and those that asked for nothing
+            // between pods with guaranteed memory and those without requests
             1000_i32
                 .saturating_sub(i32::try_from(share).unwrap_or(1000).clamp(1, GUARANTEED.saturating_neg()))
         }

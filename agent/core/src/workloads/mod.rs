@@ -1,7 +1,9 @@
-//! How a pod and its containers are described to the runtime: `config.json`, control groups, users, and the pod's small files.
+//! The descriptions of a pod and its containers for the runtime: `config.json`, control groups, users, and
+//! the pod's small files.
 //!
-//! Always holds: pure; the same order gives the same bytes. What an order does not say has the value that a kubelet with containerd
-//! gives it. Leaves to others: what is ordered (`pods`), carrying it out (`kedge_platform::workloads`).
+//! Always holds: pure; the same order gives the same bytes. A value that an order does not set is that of a
+//! kubelet with containerd. Leaves to others: the orders (`pods`), carrying them out
+//! (`kedge_platform::workloads`).
 
 pub mod cni;
 pub mod files;

@@ -1,14 +1,15 @@
 //! `seccompProfile`: which system calls a container may make.
 //!
-//! `RuntimeDefault` is a list of what is allowed, as containerd's default is: what the list does not have a container may not do.
-//! Always holds: a call that a capability is for is allowed to a container that has it; other calling conventions of the processor
-//! are filtered, too. A call that the list names as denied fails with EPERM; any other fails with ENOSYS, as on a kernel that does not
-//! have it, so a program built for a newer kernel takes the older call. Leaves to others: loading it (the runtime), reading
-//! files (`Localhost`).
+//! `RuntimeDefault` is a list of allowed calls, like containerd's default: a container may not make any other
+//! call. Always holds: a call that needs a capability is allowed to a container that has it; other calling
+//! conventions of the processor are filtered, too. A call that the list denies by name fails with EPERM; any
+//! other fails with ENOSYS, as on a kernel that does not have it, so a program built for a newer kernel uses
+//! the older call. Leaves to others: loading it (the runtime), reading files (`Localhost`).
 
 use serde_json::{Value, json};
 
-/// Longest profile of a file: containerd's default has 12 KiB, and it becomes a part of the container's configuration.
+/// Longest profile in a file: containerd's default has 12 KiB, and it becomes a part of the container's
+/// configuration.
 pub const PROFILE_BYTES: usize = 256 * 1024;
 
 /// Files and directories.
@@ -22,14 +23,15 @@ const FILES: &str = "access cachestat chdir chmod chown chown32 close close_rang
     removexattrat rename renameat renameat2 rmdir sendfile sendfile64 setxattr setxattrat splice stat stat64 statfs statfs64 \
     statmount listmount statx symlink symlinkat sync sync_file_range syncfs tee truncate truncate64 umask unlink unlinkat \
     utime utimensat utimensat_time64 utimes vmsplice write writev";
-/// Waiting, and reading and writing beside it.
+/// Waiting, and the reading and writing that goes with it.
 const WAITING: &str = "epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2 epoll_wait epoll_wait_old \
     eventfd eventfd2 io_cancel io_destroy io_getevents io_pgetevents io_pgetevents_time64 io_setup io_submit _newselect pause \
     poll ppoll ppoll_time64 pselect6 pselect6_time64 select signalfd signalfd4";
-/// Memory. `mbind` and its like need a capability below.
+/// Memory. `mbind` and similar calls need a capability below.
 const MEMORY: &str = "brk madvise map_shadow_stack membarrier memfd_create memfd_secret mincore mlock mlock2 mlockall mmap \
     mmap2 mprotect mremap mseal msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect remap_file_pages";
-/// Processes, threads, their owners and limits. `ptrace` reaches no further than `/proc` does, since Linux 4.8.
+/// Processes, threads, their owners and limits. `ptrace` reaches no further than `/proc` does, since Linux
+/// 4.8.
 const PROCESSES: &str = "alarm capget capset execve execveat exit exit_group fork futex futex_requeue futex_time64 futex_wait \
     futex_waitv futex_wake getcpu getegid getegid32 geteuid geteuid32 getgid getgid32 getgroups getgroups32 getitimer getpgid \
     getpgrp getpid getppid getpriority getresgid getresgid32 getresuid getresuid32 getrlimit get_robust_list getrusage getsid \
@@ -43,22 +45,22 @@ const PROCESSES: &str = "alarm capget capset execve execveat exit exit_group for
     setpriority setregid setregid32 setresgid setresgid32 setresuid setresuid32 setreuid setreuid32 setrlimit set_robust_list \
     setsid set_thread_area set_tid_address setuid setuid32 sigaction sigaltstack signal sigpending sigprocmask sigreturn \
     sigsuspend sysinfo tgkill times tkill ugetrlimit uname uretprobe vfork wait4 waitid waitpid";
-/// Clocks and timers; `adjtimex` and its like set a clock only with a capability, and read it without.
+/// Clocks and timers; `adjtimex` and similar calls set a clock only with a capability, and read it without.
 const TIME: &str = "adjtimex clock_adjtime clock_adjtime64 clock_getres clock_getres_time64 clock_gettime clock_gettime64 \
     clock_nanosleep clock_nanosleep_time64 gettimeofday nanosleep time timer_create timer_delete timer_getoverrun \
     timer_gettime timer_gettime64 timer_settime timer_settime64 timerfd_create timerfd_gettime timerfd_gettime64 \
     timerfd_settime timerfd_settime64";
-/// Sockets but for `socket`, queues, semaphores, shared memory, random numbers.
+/// Sockets except for `socket`, queues, semaphores, shared memory, random numbers.
 const MESSAGES: &str = "accept accept4 bind connect getpeername getrandom getsockname getsockopt ipc listen mq_getsetattr \
     mq_notify mq_open mq_timedreceive mq_timedreceive_time64 mq_timedsend mq_timedsend_time64 mq_unlink msgctl msgget msgrcv \
     msgsnd recv recvfrom recvmmsg recvmmsg_time64 recvmsg semctl semget semop semtimedop semtimedop_time64 send sendmmsg \
     sendmsg sendto setsockopt shmat shmctl shmdt shmget shutdown socketcall socketpair";
-/// Of one processor. A name that another one does not know is passed over.
+/// Calls of one kind of processor. A name that another kind does not know is skipped.
 const OF_PROCESSORS: &str = "arch_prctl modify_ldt arm_fadvise64_64 arm_sync_file_range breakpoint cacheflush set_tls \
     sync_file_range2 riscv_flush_icache riscv_hwprobe";
 const ALLOWED: [&str; 7] = [FILES, WAITING, MEMORY, PROCESSES, TIME, MESSAGES, OF_PROCESSORS];
 
-/// What each capability is for: allowed to those who have one that names it, denied to others.
+/// The calls of each capability: allowed to containers that have one of them, denied to others.
 const BY_CAPABILITY: &[(&str, &str)] = &[
     (
         "CAP_SYS_ADMIN",
@@ -79,19 +81,20 @@ const BY_CAPABILITY: &[(&str, &str)] = &[
     ("CAP_SYS_TTY_CONFIG", "vhangup"),
     ("CAP_SYSLOG", "syslog"),
 ];
-/// Denied to all, and older than programs that would do without them: keys belong to no namespace, and the rest is the machine's, or
-/// where the kernel was broken most.
+/// Denied to all, and older than programs that would work without them: keys belong to no namespace, and the
+/// rest is the machine's, or the part of the kernel with the most faults.
 const DENIED: &str = "_sysctl add_key create_module get_kernel_syms io_uring_enter io_uring_register io_uring_setup \
     kexec_file_load kexec_load keyctl migrate_pages move_pages nfsservctl pivot_root query_module request_key swapoff swapon \
     sysfs uselib userfaultfd ustat vm86 vm86old";
-/// `personality`: of Linux, with 32 bits of addresses, a name of Linux 2.6, both; and the question for the present one.
+/// `personality`: that of Linux, with 32 bits of addresses, the name of Linux 2.6, both; and the query for
+/// the present one.
 const PERSONALITIES: [u64; 5] = [0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 /// Bits of `clone`'s flags: a namespace each.
 const NAMESPACES: u64 = 0x7e02_0000;
-/// Sockets to the hypervisor know no namespace.
+/// Sockets to the hypervisor ignore namespaces.
 const AF_VSOCK: u64 = 40;
 const EPERM: u32 = 1;
-/// `clone3` has its flags where no filter can look: a C library that gets this answer takes `clone`.
+/// No filter can read the flags of `clone3`: a C library that gets this error uses `clone`.
 const ENOSYS: u32 = 38;
 
 /// For `linux.seccomp` of a container with these capabilities.
@@ -123,7 +126,7 @@ pub(crate) fn runtime_default(capabilities: &[String]) -> Value {
         allow(json!(allowed)),
         deny(json!(denied), EPERM),
         allow_if("socket", 0, "SCMP_CMP_NE", AF_VSOCK, 0),
-        // what the rule above does not allow
+        // the value that the rule above does not allow
         json!({"names": ["socket"], "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM,
             "args": [{"index": 0, "value": AF_VSOCK, "op": "SCMP_CMP_EQ"}]}),
     ];
@@ -143,17 +146,17 @@ pub(crate) fn runtime_default(capabilities: &[String]) -> Value {
         "syscalls": rules})
 }
 
-/// A profile of a file: `linux.seccomp` of the OCI runtime specification, as containerd takes it.
+/// A profile in a file: `linux.seccomp` of the OCI runtime specification, as containerd reads it.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault in it.
 pub fn of_file(bytes: &[u8]) -> Result<Value, String> {
     let profile: Value = serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}"))?;
     let is_action = |value: &Value| value.as_str().is_some_and(|action| action.starts_with("SCMP_ACT_"));
     if !profile.is_object() || !is_action(&profile["defaultAction"]) {
         return Err("defaultAction is missing, expected SCMP_ACT_ERRNO or another action".into());
     }
-    // a runtime that hands descriptors to a listener would hand over the container
+    // a runtime that passes descriptors to a listener would hand over the container
     for field in ["listenerPath", "listenerMetadata"] {
         if !profile[field].is_null() {
             return Err(format!("{field} is not served"));
@@ -183,7 +186,7 @@ fn is_absent(value: &Value) -> bool {
     value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty)
 }
 
-/// The processor's, and those whose programs it runs, too.
+/// The processor's, and those whose programs it also runs.
 fn architectures() -> &'static [&'static str] {
     if cfg!(target_arch = "x86_64") {
         &["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"]
@@ -203,7 +206,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Names that are allowed, and those that are denied with EPERM, without regard to arguments.
+    /// Allowed names, and those that are denied with EPERM, whatever their arguments.
     fn rules(capabilities: &[&str]) -> (BTreeSet<String>, BTreeSet<String>) {
         let capabilities: Vec<String> = capabilities.iter().map(|name| (*name).to_owned()).collect();
         let profile = runtime_default(&capabilities);
@@ -225,7 +228,7 @@ mod tests {
         for name in ["execve", "openat", "ptrace", "mknod", "fchmodat2", "futex_time64"] {
             assert!(allowed.contains(name) && !denied.contains(name), "{name}");
         }
-        // by their arguments, or as if the kernel had them not
+        // filtered by their arguments, or as if the kernel did not have them
         for name in ["clone", "clone3", "socket", "personality"] {
             assert!(!allowed.contains(name) && !denied.contains(name), "{name}");
         }

@@ -1,55 +1,56 @@
 //! `config.json` of the OCI runtime specification for one run of a container.
 //!
-//! Always holds: what a pod does not say has the value that containerd gives it (capabilities, masked paths, devices, mounts), so an
-//! image that runs there runs here. Namespaces that the pod's containers share are joined by path; those of the machine are left
-//! out. A privileged container has what the machine has: its devices, and `/proc` and `/sys` as they are.
-//! Leaves to others: whether the order can be carried out (`pods`), where its volumes are, devices and profiles (handed in).
+//! Always holds: a value that a pod does not set is containerd's (capabilities, masked paths, devices,
+//! mounts), so an image that runs there runs here. Namespaces that the pod's containers share are joined by
+//! path; those of the machine are left out. A privileged container has the machine's devices, and `/proc` and
+//! `/sys` unmasked. Leaves to others: whether the order can be carried out (`pods`), the places of its
+//! volumes, devices and profiles (passed in).
 
 use super::groups::{self, PERIOD};
 use super::users::User;
 use crate::pods::{ContainerOrder, Mount, Seccomp};
 use serde_json::{Value, json};
 
-/// What the pod's containers share, and where it is; None: the machine's.
+/// The namespaces and files that the pod's containers share, and their paths; `None` for the machine's.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shared {
-    /// For `HOSTNAME`; what the kernel answers belongs to `uts`.
+    /// For `HOSTNAME`; the kernel's answer belongs to `uts`.
     pub hostname: String,
     /// `hostPID`.
     pub host_pid: bool,
     pub network: Option<String>,
     pub uts: Option<String>,
     pub ipc: Option<String>,
-    /// None: a PID namespace of its own, unless the pod asks for the machine's.
+    /// `None` for a PID namespace of its own, unless the pod requests the machine's.
     pub pid: Option<String>,
-    /// What `/dev/shm` is.
+    /// The source of `/dev/shm`.
     pub shm: String,
-    /// Has `hosts`, `resolv.conf` and `hostname`.
+    /// The directory with `hosts`, `resolv.conf` and `hostname`.
     pub files: String,
 }
 
-/// What the machine is like.
+/// Properties of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Machine {
     /// The group above all pods'.
     pub pods_group: String,
-    /// One tree for all controllers.
+    /// Whether one tree has all controllers.
     pub has_unified_groups: bool,
     pub memory_bytes: u64,
-    /// The lowest OOM score that it lets us give.
+    /// The lowest OOM score that the machine lets us set.
     pub least_oom_score: i32,
 }
 
-/// What an order names and only the machine knows.
+/// Objects that an order names, as found on the machine.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Granted {
-    /// Of a privileged container all of the machine.
+    /// For a privileged container all of the machine's.
     pub devices: Vec<Device>,
-    /// The profile that [`Seccomp::Localhost`] names.
+    /// The profile of [`Seccomp::Localhost`].
     pub profile: Option<Value>,
-    /// The file that the container finds at the path of its termination message; None: it finds no file there.
+    /// The file at the path of the container's termination message; `None` if it gets no such file.
     pub message: Option<String>,
-    /// Directories that the image calls its volumes: where the container has each, and where it lies on the machine.
+    /// Directories that the image declares as volumes: the container's path, and the machine's.
     pub volumes: Vec<(String, String)>,
 }
 
@@ -89,13 +90,14 @@ const MASKED: [&str; 13] = [
 ];
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// For a program that is named without a directory, and whose image sets no PATH.
+/// For a program without a directory in its name, if its image sets no PATH.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The bytes of `config.json`; `place` is where on the machine a mount's volume is, or the part of it that is mounted.
+/// The bytes of `config.json`; `place` returns the machine's path of a mount's volume, or of the mounted part
+/// of it.
 ///
 /// # Errors
-/// The order names a volume that the pod does not have, or a profile that was not handed in.
+/// The order names a volume that the pod does not have, or a profile that was not passed in.
 pub fn config(
     container: &ContainerOrder,
     user: &User,
@@ -107,7 +109,8 @@ pub fn config(
     let security = &container.security;
     let mut mounts = Vec::new();
     if security.read_only_root {
-        // before all others: a later mount at the same place, or below it, covers them. A writable root needs none of them
+        // before all others: a later mount at the same place, or below it, covers them. A writable root does
+        // not need them
         let mounted = granted.volumes.iter().map(|(path, source)| {
             let options = json!(["bind", "rprivate", "rw"]);
             json!({"destination": path, "type": "bind", "source": source, "options": options})
@@ -157,7 +160,7 @@ pub fn config(
             "resources": resources(container, machine, granted),
             "devices": granted.devices.iter().map(node).collect::<Vec<_>>(),
             "sysctl": security.sysctls,
-            // crun would take all mounts from the machine's first
+            // otherwise crun would first detach all mounts from the machine's
             "rootfsPropagation": propagation(container.mounts.iter().any(|mount| mount.follows_host)),
         },
     });
@@ -175,12 +178,12 @@ pub fn config(
     Ok(serde_json::to_vec(&config).expect("a JSON value can be written"))
 }
 
-/// Whether what the machine mounts later is mounted there, too; never the other way round.
+/// Whether later mounts of the machine appear there, too; never the other way round.
 fn propagation(follows_host: bool) -> &'static str {
     if follows_host { "rslave" } else { "rprivate" }
 }
 
-/// The order's, and what a program may count on finding.
+/// The order's variables, and those that every program may expect.
 fn environment(shared: &Shared, container: &ContainerOrder) -> Vec<String> {
     let has = |name: &str| container.env.iter().any(|(other, _)| other == name);
     let defaults = [("PATH", PATH), ("HOSTNAME", shared.hostname.as_str())];
@@ -195,7 +198,7 @@ fn node(device: &Device) -> Value {
     json!({"path": path, "type": device.kind(), "major": major, "minor": minor, "fileMode": mode, "uid": uid, "gid": gid})
 }
 
-/// crun's `rw` takes off the flags that the file system was mounted with, so all of them stand here.
+/// crun's `rw` removes the flags with which the file system was mounted, so all of them are repeated here.
 const SMALL: [&str; 6] = ["rbind", "rprivate", "rw", "nosuid", "noexec", "nodev"];
 
 fn own_mounts(shared: &Shared, is_privileged: bool) -> Vec<Value> {
@@ -211,7 +214,7 @@ fn own_mounts(shared: &Shared, is_privileged: bool) -> Vec<Value> {
             &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
         ),
         mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
-        // a mount of its own, not the machine's bound: below that one there are others, writable
+        // a mount of its own, not a bind of the machine's: below that one there are others, writable
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", mode]),
         mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", mode]),
         mount("/dev/shm", "bind", &shared.shm, &SMALL),
@@ -241,7 +244,7 @@ fn namespaces(shared: &Shared, machine: &Machine) -> Vec<Value> {
 
 fn resources(container: &ContainerOrder, machine: &Machine, granted: &Granted) -> Value {
     let limits = groups::container_limits(&container.resources);
-    // no device but those that every container has, which the runtime adds, and its own
+    // only the devices that every container has, which the runtime adds, and its own
     let is_privileged = container.security.is_privileged;
     let mut devices = vec![json!({"allow": is_privileged, "access": "rwm"})];
     let own = granted.devices.iter().filter(|_| !is_privileged);
@@ -261,7 +264,7 @@ fn resources(container: &ContainerOrder, machine: &Machine, granted: &Granted) -
         resources["memory"] = json!({"limit": bytes});
     }
     if machine.has_unified_groups {
-        // all of a container ends when its memory ends: half a container is no use
+        // all of a container ends when its memory is used up: half a container is useless
         resources["unified"] = json!({"memory.oom.group": "1"});
     }
     resources

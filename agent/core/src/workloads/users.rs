@@ -1,12 +1,13 @@
-//! What an image's `USER` means: a name, a number, or a pair of them, looked up in the image's own `/etc/passwd` and `/etc/group`.
+//! An image's `USER`: a name, a number, or a pair of them, looked up in the image's own `/etc/passwd` and
+//! `/etc/group`.
 //!
-//! Always holds: as Docker and containerd resolve it. A name that the image does not know is an error that names it; a number needs no
-//! entry. Leaves to others: reading the files.
+//! Always holds: it is resolved like Docker's and containerd's. An unknown name is an error with that name; a
+//! number needs no entry. Leaves to others: reading the files.
 
 use crate::pods::Security;
 use kedge_api::excerpt;
 
-/// A user as the kernel knows it.
+/// A user in the kernel's terms.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct User {
     pub uid: u32,
@@ -15,16 +16,16 @@ pub struct User {
     pub groups: Vec<u32>,
 }
 
-/// Highest ID: the kernel's IDs are unsigned, what reads them in images is not.
+/// Highest ID: the kernel's IDs are unsigned, but the readers of IDs in images use signed ones.
 const MAX_ID: u32 = 0x7fff_ffff;
 
-/// Most further groups: the kernel takes 65536, and an image's files are not to be believed.
+/// Most further groups: the kernel accepts 65536, and an image's files are not trustworthy.
 const MAX_GROUPS: usize = 1024;
 
 /// Resolves `user`, `user:group`; empty: root.
 ///
 /// # Errors
-/// There is no such user or group.
+/// The user or group does not exist.
 pub fn resolve(text: &str, passwd: &str, group: &str) -> Result<User, String> {
     let (user_text, group_text) = match text.split_once(':') {
         Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),
@@ -52,10 +53,10 @@ pub fn resolve(text: &str, passwd: &str, group: &str) -> Result<User, String> {
     Ok(User { uid, gid: own_gid, groups })
 }
 
-/// The user of a container: what its context says, else what the image says.
+/// The user of a container: from its context, or else from the image.
 ///
 /// # Errors
-/// There is no such user or group; or it is root and must not be, in upstream's words.
+/// The user or group does not exist; or it is root and must not be, in upstream's words.
 pub fn user_of(security: &Security, image: &str, passwd: &str, group: &str) -> Result<User, String> {
     let text = security.user.map_or_else(|| image.to_owned(), |uid| uid.to_string());
     let mut user = resolve(&text, passwd, group)?;
@@ -96,7 +97,7 @@ fn number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|id| is_plain && *id <= MAX_ID)
 }
 
-/// `name:password:uid:gid:...`, by name, else by number.
+/// `name:password:uid:gid:...`, by name, or else by number.
 fn entry_of_user<'a>(user: &str, passwd: &'a str) -> Option<Entry<'a>> {
     let entries = || {
         passwd.lines().filter_map(|line| {
