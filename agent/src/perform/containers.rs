@@ -264,6 +264,7 @@ fn node(parts: &ContainerParts, config: &Config) -> Node {
         etc: "/etc".into(),
         plugins: Plugins::default(),
         plugins_lock: parts.settings.run.join("plugins.lock"),
+        networks: parts.root_dir.join("networks"),
         looks: looks::Places {
             program: parts.settings.program.clone(),
             locks: parts.settings.run.join("looks"),

@@ -5,6 +5,7 @@
 //! undoes it. Blocks for as long as our own disk or a bounded run of crun takes, and for no path that a pod names: use a thread that
 //! may. Leaves to others: every decision (core), images (`Layers`), running plugins (`network`), looking at paths of pods (`looks`).
 
+mod kept;
 pub mod looks;
 pub(crate) mod measure;
 mod messages;
@@ -25,8 +26,9 @@ use kedge_core::workloads::{files, seccomp, spec, users};
 use kedge_platform::trees::{self, Removal};
 use kedge_platform::workloads::{
     Console, ContainerExit, ContainerId, ContainerOrder, ContainerState, Device, FoundPlace, GroupLimits,
-    LogOrder, Observation, PodOrder, PodPlaces, WorkloadError, Workloads, bind_below,
+    LogOrder, Notes, Observation, PodFound, PodOrder, PodPlaces, WorkloadError, Workloads, bind_below,
 };
+use kept::Kept;
 use looks::{Found, Look, Looks, Seen, Task, Then};
 use network::{Networks, Plugins};
 pub use probes::{grpc_answered, http_answered};
@@ -108,6 +110,8 @@ pub struct Node {
     pub plugins: Plugins,
     /// A file that is locked while a plugin runs, where no reboot leaves it.
     pub plugins_lock: PathBuf,
+    /// The directory on the disk for records by which networks are undone.
+    pub networks: PathBuf,
     /// How paths of pods are looked at.
     pub looks: looks::Places,
     /// `clusterDNS`.
@@ -149,6 +153,7 @@ pub struct Performer<W, L> {
     workloads: W,
     images: L,
     networks: Networks,
+    kept: Kept,
     looks: Looks,
     /// Pods whose network is being made or undone.
     awaited: SortedMap<PodUid, Awaited>,
@@ -178,8 +183,21 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         let removal = Removal::open(&node.volumes.disk);
         let networks = Networks::new(node.plugins.clone(), node.plugins_lock.clone(), wake.clone());
         let looks = Looks::new(node.looks.clone(), wake);
+        let kept = Kept::below(&node.networks);
         let (awaited, prepared) = (SortedMap::new(), SortedMap::new());
-        Self { workloads, images, networks, looks, awaited, node, removal, prepared, starting, stopping }
+        Self {
+            workloads,
+            images,
+            networks,
+            kept,
+            looks,
+            awaited,
+            node,
+            removal,
+            prepared,
+            starting,
+            stopping,
+        }
     }
 
     /// The board's side.
@@ -191,11 +209,19 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     pub fn inventory(&mut self) -> PodEvent {
         let found = self.workloads.pods();
         let mut inventory = Inventory { logs: self.logs_found(), ..Inventory::default() };
-        for pod in found {
+        let mut kept = self.kept.pods();
+        for pod in &found {
+            kept.remove(&pod.uid);
+        }
+        // pods whose records in the run directory were lost, for example by a reboot
+        let lost = kept.into_iter().map(|uid| PodFound { uid, order: None });
+        for pod in found.into_iter().chain(lost) {
             let Some(uid) = PodUid::new(&pod.uid) else { continue };
-            let notes = pod.order.as_ref().map(|order| order.notes.clone()).unwrap_or_default();
-            let addresses = pod.order.as_ref().and_then(addresses_of);
-            let is_taken_up = pod.order.is_some_and(|order| self.take_up(&order).is_ok());
+            let order = pod.order.filter(|order| self.has_network_of(order));
+            let notes = order.as_ref().map(|order| order.notes.clone());
+            let notes = notes.or_else(|| self.kept.notes(&uid)).unwrap_or_default();
+            let addresses = order.as_ref().and_then(addresses_of);
+            let is_taken_up = order.is_some_and(|order| self.take_up(&order).is_ok());
             let note = |name: &str| notes.get(name).cloned().unwrap_or_default();
             inventory.pods.push(pods::PodFound {
                 uid,
@@ -210,6 +236,11 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         inventory.hooks = observed.iter().filter_map(|it| self.noted(&it.id, HOOK)).collect();
         inventory.containers = observed.into_iter().filter_map(|it| self.found(it)).collect();
         PodEvent::Inventory(inventory)
+    }
+
+    /// True if the namespace that its plugins ran in exists: a new one would have no network.
+    fn has_network_of(&self, order: &PodOrder) -> bool {
+        order.host_network || self.workloads.network_of(&order.uid).is_some()
     }
 
     /// What an earlier agent noted of a run.
@@ -353,8 +384,13 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         }
         match self.attachment_of(&sandbox.uid) {
             None => self.attach(sandbox),
-            Some(attachment) if attachment.result.is_some() => self.finish(sandbox, Some(&attachment)),
-            // an earlier try failed, or an agent was killed over it
+            Some(attachment)
+                if attachment.result.is_some()
+                    && self.workloads.network_of(sandbox.uid.as_str()).is_some() =>
+            {
+                self.finish(sandbox, Some(&attachment))
+            }
+            // an earlier try failed, or an agent was killed over it, or the namespace is gone
             Some(attachment) => {
                 let awaited = Awaited::Undone(Box::new(sandbox.clone()));
                 self.order_of_network(&sandbox.uid, Verb::Delete, attachment, awaited)
@@ -364,7 +400,8 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
 
     /// What plugins had done is undone.
     fn begin_anew(&mut self, sandbox: &PodSandbox) -> Done {
-        self.workloads.drop_network(sandbox.uid.as_str()).map_err(other)?;
+        let dropped = self.workloads.drop_network(sandbox.uid.as_str());
+        dropped.map_err(|error| no_network(sandbox, &error.to_string()))?;
         self.attach(sandbox)
     }
 
@@ -401,6 +438,9 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     }
 
     fn make(&mut self, sandbox: &PodSandbox, attachment: Option<&Attachment>) -> Result<(), Failed> {
+        if let Some(attachment) = attachment {
+            self.kept.keep(&sandbox.uid, &notes_of(sandbox, Some(attachment)));
+        }
         let most_memory = self.node.allocatable_memory_bytes;
         let layers = |image: &str| self.images.layers(image);
         let volumes = self.node.volumes.make(&sandbox.uid, &sandbox.volumes, most_memory, &layers);
@@ -421,10 +461,15 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         Ok(Some(PodEvent::VolumesUpdated { pod: pod.clone() }))
     }
 
-    /// How the pod is attached, or was to be.
+    /// How the pod is or was to be attached; if its records are unreadable, what undoes it by its ID.
     fn attachment_of(&self, pod: &PodUid) -> Option<Attachment> {
-        let found = self.workloads.pods().into_iter().find(|found| found.uid == pod.as_str())?;
-        attachment_in(&found.order?)
+        let found = self.workloads.pods().into_iter().find(|found| found.uid == pod.as_str());
+        let attachment = found.and_then(|found| attachment_in(&found.order?.notes));
+        attachment.or_else(|| {
+            let kept = self.kept.notes(pod)?;
+            let lost = || Some(Attachment::lost(self.networks.plugins.network().ok()?, pod));
+            attachment_in(&kept).or_else(lost)
+        })
     }
 
     fn order(
@@ -435,15 +480,9 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     ) -> PodOrder {
         let root = &self.node.pods_group;
         let own = groups::pod_group(root, sandbox.qos, &sandbox.uid);
-        let network = attachment.and_then(|attachment| serde_json::to_string(attachment).ok());
-        let notes = [
-            (NAMESPACE, sandbox.namespace.clone()),
-            (NAME, sandbox.name.clone()),
-            (NODE_UID, sandbox.node_uid.clone()),
-            (HOST_PID, sandbox.host_pid.to_string()),
-            (VOLUMES, serde_json::to_string(volumes).unwrap_or_default()),
-        ];
-        let notes = notes.into_iter().chain(network.map(|network| (NETWORK, network)));
+        let mut notes = notes_of(sandbox, attachment);
+        notes.insert(HOST_PID.into(), sandbox.host_pid.to_string());
+        notes.insert(VOLUMES.into(), serde_json::to_string(volumes).unwrap_or_default());
         let addresses = attachment.and_then(|attachment| attachment.addresses().ok()).unwrap_or_default();
         PodOrder {
             uid: sandbox.uid.to_string(),
@@ -457,7 +496,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
                 (own, self.limits_of_one(&groups::pod_limits(sandbox.qos, &sandbox.resources))),
             ],
             files: self.small_files(sandbox, &addresses),
-            notes: notes.map(|(name, value)| (name.to_owned(), value)).collect(),
+            notes,
         }
     }
 
@@ -617,6 +656,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         };
         self.workloads.create_container(&container, &config).map_err(|error| match error {
             WorkloadError::Refused(why) => (FailureReason::Config, why),
+            WorkloadError::Unprepared(why) => (FailureReason::Unprepared, why),
             error => other(error),
         })
     }
@@ -685,6 +725,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         // volumes first: without the pod's record nobody would look for them
         self.node.volumes.remove(pod, &mut self.removal).map_err(|why| (FailureReason::Volume, why))?;
         self.workloads.remove_pod(pod.as_str()).map_err(other)?;
+        self.kept.forget(pod);
         let logs = self.prepared.remove(pod).map(|prepared| prepared.logs).or_else(|| {
             let (namespace, name) = (notes.get(NAMESPACE)?, notes.get(NAME)?);
             Some(self.node.logs.join(format!("{namespace}_{name}_{pod}")))
@@ -804,8 +845,20 @@ fn no_network(sandbox: &PodSandbox, why: &str) -> Failed {
     (FailureReason::Network, format!("failed to setup network for sandbox \"{}\": {why}", sandbox.uid))
 }
 
-fn attachment_in(order: &PodOrder) -> Option<Attachment> {
-    kedge_api::read::from_slice(order.notes.get(NETWORK)?.as_bytes()).ok()
+fn attachment_in(notes: &Notes) -> Option<Attachment> {
+    kedge_api::read::from_slice(notes.get(NETWORK)?.as_bytes()).ok()
+}
+
+/// The notes by which a later agent can undo the network of a pod.
+fn notes_of(sandbox: &PodSandbox, attachment: Option<&Attachment>) -> Notes {
+    let network = attachment.and_then(|attachment| serde_json::to_string(attachment).ok());
+    let notes = [
+        (NAMESPACE, sandbox.namespace.clone()),
+        (NAME, sandbox.name.clone()),
+        (NODE_UID, sandbox.node_uid.clone()),
+    ];
+    let notes = notes.into_iter().chain(network.map(|network| (NETWORK, network)));
+    notes.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// The addresses of a pod that has its network; None: it has none yet.
@@ -813,7 +866,7 @@ fn addresses_of(order: &PodOrder) -> Option<Vec<String>> {
     if order.host_network {
         return Some(Vec::new());
     }
-    attachment_in(order).filter(|attachment| attachment.result.is_some())?.addresses().ok()
+    attachment_in(&order.notes).filter(|attachment| attachment.result.is_some())?.addresses().ok()
 }
 
 fn limits(limits: &Limits) -> GroupLimits {
@@ -842,7 +895,7 @@ fn shared(order: &PodOrder, places: &PodPlaces, host_pid: bool) -> spec::Shared 
 }
 
 fn not_prepared(pod: &PodUid) -> Failed {
-    other(format!("pod {pod} is not prepared"))
+    (FailureReason::Unprepared, format!("pod {pod} is not prepared"))
 }
 
 /// What the names stand for now; a container without one of its devices would run, and not work.

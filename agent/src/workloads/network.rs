@@ -2,11 +2,13 @@
 //!
 //! Always holds: plugins run one after another, so no two of them meet; one that hangs holds up pods that want a network, and no
 //! others. What ADD began and did not finish is undone by DEL of all plugins, the last one first; DEL goes on after a failure and
-//! reports the first. None runs before those have ended that a killed agent had started. Leaves to others: when a pod is attached
+//! reports the first. A plugin goes on when its agent is killed, for what it has done half is known to no other, and none runs before it
+//! has ended; one that is killed itself may leave a chain that its DEL does not find, which is looked for. Leaves to others: when a pod is attached
 //! (`Performer`), what plugins are asked and what their answers mean (`kedge_core::workloads::cni`).
 
 use kedge_core::PodNetworks;
 use kedge_core::pods::PodUid;
+use kedge_core::sorted::SortedSet;
 use kedge_core::workloads::cni::{self, Attachment, Ended, Network, Verb};
 use kedge_platform::linux::read_named_file;
 use kedge_platform::workloads::{Plugin, plugins_of_earlier_agents};
@@ -14,7 +16,7 @@ use serde_json::Value;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -25,8 +27,12 @@ const CONFIGURATIONS: &str = "/etc/cni/net.d";
 const PROGRAMS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 /// Longest that a plugin may take: bridge takes 0.1 s; a DHCP server, or an agent that asks its API server, takes seconds.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How long what plugins of a killed agent started may go on: those are killed with it, an IPAM plugin ends by itself in 0.1 s.
-const EARLIER_GRACE: Duration = Duration::from_secs(3);
+/// How long plugins of a killed agent, and what they started, may go on: they end by themselves in 0.1 s, on a slow board in a second.
+const EARLIER_GRACE: Duration = Duration::from_secs(5);
+/// Longest list of rules.
+const RULES_BYTES: usize = 4 * 1024 * 1024;
+/// The programs that list and change rules, by address family.
+const IPTABLES: [(&str, &str); 2] = [("iptables", "iptables-restore"), ("ip6tables", "ip6tables-restore")];
 /// Most names that are looked at in the directory of configurations.
 const NAMES: usize = 1000;
 /// Room for an answer of 64 KiB and what is made of it. Only what is used becomes memory.
@@ -145,7 +151,8 @@ impl Networks {
 
     fn begin(&self) -> io::Result<Sender<Order>> {
         let (orders, incoming) = channel::<Order>();
-        let mut worker = Worker { plugins: self.plugins.clone(), lock_at: self.lock.clone(), lock: None };
+        let (plugins, lock_at, whole) = (self.plugins.clone(), self.lock.clone(), SortedSet::new());
+        let mut worker = Worker { plugins, lock_at, lock: None, whole };
         let (answers, wake) = (self.answers.0.clone(), self.wake.clone());
         std::thread::Builder::new().name("networks".into()).stack_size(STACK_BYTES).spawn(move || {
             for order in incoming {
@@ -169,15 +176,64 @@ struct Worker {
     lock_at: PathBuf,
     /// Locked by us; None: no plugin has run yet.
     lock: Option<File>,
+    /// Pods that this worker attached without a failure.
+    whole: SortedSet<PodUid>,
 }
 
 impl Worker {
     fn perform(&mut self, order: &Order) -> Result<Value, String> {
         self.take_lock()?;
+        let is_whole = self.whole.remove(&order.pod);
         match order.verb {
-            Verb::Add => self.attach(order),
-            Verb::Delete => self.detach(order).map(|()| Value::Null),
+            Verb::Add => {
+                let done = self.attach(order);
+                if done.is_ok() {
+                    self.whole.insert(order.pod.clone());
+                }
+                done
+            }
+            Verb::Delete => {
+                let mut done = self.detach(order);
+                if done.is_err() || !is_whole {
+                    done = done.and(self.remove_chain(&order.attachment));
+                }
+                done.map(|()| Value::Null)
+            }
         }
+    }
+
+    /// Removes the rules of a plugin that was killed: DEL finds them by the pod's link, which it removes first.
+    fn remove_chain(&self, attachment: &Attachment) -> Result<(), String> {
+        if !attachment.network.masquerades() {
+            return Ok(());
+        }
+        let chain = masquerade_chain(&attachment.network.name, &attachment.container_id);
+        for (program, restore) in IPTABLES {
+            let call = |program, arguments, input: &str| {
+                let plugin = Plugin {
+                    program: Path::new(program),
+                    arguments,
+                    environment: &[],
+                    input: input.as_bytes(),
+                    limit: self.plugins.limit,
+                    answer_bytes: RULES_BYTES,
+                    lock: self.lock.as_ref(),
+                };
+                plugin.run()
+            };
+            // a machine without the program or the table has no such rules
+            let Ok(list) = call(program, &["-w", "-t", "nat", "-S"], "") else { continue };
+            let Some(undo) = cni::without_chain(&String::from_utf8_lossy(&list.stdout), &chain) else {
+                continue;
+            };
+            let undone = call(restore, &["-w", "--noflush"], &undo).map_err(|error| error.to_string());
+            let failed = undone.and_then(|output| match output.failure {
+                None => Ok(()),
+                Some(how) => Err(format!("{how}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+            });
+            failed.map_err(|why| format!("{restore} did not remove chain {chain}: {why}"))?;
+        }
+        Ok(())
     }
 
     fn take_lock(&mut self) -> Result<(), String> {
@@ -259,6 +315,18 @@ impl Worker {
         let ended = Ended { failure: output.failure, stdout: output.stdout, stderr: output.stderr };
         cni::answer(verb, program, &ended)
     }
+}
+
+/// The name of a pod's chain, as upstream's plugins compose it.
+fn masquerade_chain(network: &str, container_id: &str) -> String {
+    const LENGTH: usize = 28;
+    let digest = ring::digest::digest(&ring::digest::SHA512, format!("{network}{container_id}").as_bytes());
+    let mut chain = String::from("CNI-");
+    for byte in digest.as_ref() {
+        chain += &format!("{byte:02x}");
+    }
+    chain.truncate(LENGTH);
+    chain
 }
 
 #[cfg(test)]

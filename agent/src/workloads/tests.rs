@@ -46,6 +46,7 @@ pub(super) fn performer_with(
         etc: scratch.join("etc"),
         plugins,
         plugins_lock: scratch.join("plugins.lock"),
+        networks: scratch.join("networks"),
         looks: looks::Places { program: PathBuf::new(), locks: scratch.join("looks") },
         cluster_dns: Vec::new(),
         cluster_domain: String::new(),

@@ -28,6 +28,7 @@ mod identity;
 mod image_volumes;
 mod killed_agents;
 mod logs;
+mod lost_records;
 mod lying_server;
 mod many_probes;
 mod messages;

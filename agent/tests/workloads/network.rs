@@ -4,8 +4,8 @@ use crate::setup::{LIMIT, Machine, add_program, isolated_network};
 use kedge::workloads::network::Plugins;
 use kedge::workloads::{Layers, Node, Performer, volumes};
 use kedge_core::pods::{
-    Console, ContainerKey, ContainerOrder, ContainerState, Dns, HostPort, Image, PodAction, PodEvent,
-    PodSandbox, PodUid, QosClass, Resources, Security, TerminationMessage,
+    Console, ContainerKey, ContainerOrder, ContainerState, Dns, FailureReason, HostPort, Image, PodAction,
+    PodEvent, PodSandbox, PodUid, QosClass, Resources, Security, TerminationMessage,
 };
 use kedge_platform::linux::Roots;
 use kedge_platform::workloads::{Cgroups, LinuxWorkloads, Workloads};
@@ -23,6 +23,8 @@ use std::time::Duration;
 pub(crate) const SHIPPED: &str = include_str!("../../cni/99-kedge.conflist");
 /// Where the process that is killed finds its machine.
 const MACHINE: &str = "KEDGE_TEST_NETWORK";
+/// What it does then.
+const WHAT: &str = "KEDGE_TEST_NETWORK_DOES";
 /// Waits where a test holds it, and passes its input on.
 const STEP: &str = r#"#!/bin/sh
 here=${0%/*} me=${0##*/} input=$(cat)
@@ -89,6 +91,7 @@ impl Agent {
                 ..Plugins::default()
             },
             plugins_lock: scratch.join("plugins.lock"),
+            networks: scratch.join("networks"),
             looks: kedge::workloads::looks::Places {
                 program: env!("CARGO_BIN_EXE_kedge").into(),
                 locks: scratch.join("looks"),
@@ -218,6 +221,35 @@ fn output(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// An iptables that is found before the machine's, and waits before it deletes a rule while a file says so. Returns that file, and one that
+/// is there once it waits.
+fn iptables_that_waits(machine: &Machine) -> (PathBuf, PathBuf) {
+    let (wait, reached) = (machine.scratch.join("wait"), machine.scratch.join("reached"));
+    let text = format!(
+        "#!/bin/sh\ncase \"$*\" in *'-D POSTROUTING'*) while [ -e {} ]; do touch {}; sleep 0.02; done;; esac\n\
+         exec /usr/sbin/iptables \"$@\"\n",
+        wait.display(),
+        reached.display()
+    );
+    output("mount", &["-t", "tmpfs", "-o", "mode=755", "tmpfs", "/usr/local/sbin"]);
+    fs::write("/usr/local/sbin/iptables", text).unwrap();
+    fs::set_permissions("/usr/local/sbin/iptables", fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(&wait, "").unwrap();
+    (wait, reached)
+}
+
+/// Another process of this test that has a pod, and removes it if it is to.
+fn agent_process_for(machine: &Machine, what: &str) -> std::process::Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "network::agent_process", "--nocapture", "--test-threads=1"])
+        .env(MACHINE, machine.scratch.path())
+        .env(WHAT, what)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
 /// Checks that no interface, address, rule or namespace of a pod is left.
 #[track_caller]
 fn assert_no_network_is_left(machine: &Machine) {
@@ -228,8 +260,10 @@ fn assert_no_network_is_left(machine: &Machine) {
     let is_address = |name: &&String| name.starts_with("10.");
     assert!(!reserved.iter().any(|name| is_address(&name)), "{reserved:?}");
     let rules = output("/usr/sbin/iptables", &["-t", "nat", "-S"]);
-    let of_pods = rules.lines().filter(|rule| rule.contains("10.85.") || rule.contains("CNI-DN-"));
+    let of_pods = rules.lines().filter(|rule| rule.contains("CNI-") && !rule.contains("CNI-HOSTPORT-"));
     assert_eq!(of_pods.collect::<Vec<_>>(), [""; 0]);
+    let kept = fs::read_dir(machine.scratch.join("networks")).into_iter().flatten().flatten();
+    assert_eq!(kept.map(|entry| entry.file_name()).collect::<Vec<_>>(), [""; 0]);
     machine.assert_nothing_is_left();
 }
 
@@ -326,7 +360,11 @@ fn add_perl_modules(image: &Path) {
 fn agent_process() {
     let Some(scratch) = std::env::var_os(MACHINE) else { return };
     let machine = Machine::existing(Path::new(&scratch));
-    Agent::of(&machine).prepare("uid-a", Some(8080));
+    let mut agent = Agent::of(&machine);
+    agent.prepare("uid-a", Some(8080));
+    if std::env::var_os(WHAT).is_some_and(|what| what == "remove") {
+        agent.remove("uid-a");
+    }
 }
 
 #[test]
@@ -337,13 +375,7 @@ fn agent_killed_between_two_plugins_leaks_nothing() {
         let (wait, reached) = (machine.scratch.join("plugins/wait"), machine.scratch.join("plugins/reached"));
         for step in ["step0", "step1", "step2"] {
             fs::write(&wait, step).unwrap();
-            let mut agent = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "network::agent_process", "--nocapture", "--test-threads=1"])
-                .env(MACHINE, machine.scratch.path())
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .spawn()
-                .unwrap();
+            let mut agent = agent_process_for(&machine, "prepare");
             wait_until("the plugin that waits", LIMIT, || reached.exists());
             agent.kill().unwrap();
             agent.wait().unwrap();
@@ -360,4 +392,128 @@ fn agent_killed_between_two_plugins_leaks_nothing() {
             assert_no_network_is_left(&machine);
         }
     });
+}
+
+/// What it does half, nobody would know: it goes on, and the next agent waits for its end.
+#[test]
+fn agent_killed_within_a_plugin_leaks_nothing() {
+    isolated_network("network::agent_killed_within_a_plugin_leaks_nothing", || {
+        let machine = Machine::new();
+        configure(&machine);
+        let (wait, reached) = iptables_that_waits(&machine);
+        let mut agent = agent_process_for(&machine, "remove");
+        wait_until("a plugin that deletes a rule", LIMIT, || reached.exists());
+        agent.kill().unwrap();
+        agent.wait().unwrap();
+        assert_eq!(plugins(), 1, "it goes on");
+        let mut next = Agent::of(&machine);
+        fs::remove_file(wait).unwrap();
+        wait_until("the plugin's own end", LIMIT, || plugins() == 0);
+        next.remove("uid-a");
+        assert_no_network_is_left(&machine);
+    });
+}
+
+/// The plugins that run.
+fn plugins() -> usize {
+    crate::setup::processes("bridge").len()
+}
+
+#[test]
+fn plugin_killed_within_its_deletion_leaves_no_rules() {
+    isolated_network("network::plugin_killed_within_its_deletion_leaves_no_rules", || {
+        let machine = Machine::new();
+        configure(&machine);
+        let mut agent = Agent::of(&machine);
+        agent.prepare("uid-a", Some(8080));
+        let (wait, reached) = iptables_that_waits(&machine);
+        let remove = PodAction::RemovePod { pod: PodUid::new("uid-a").unwrap(), keep_logs: true };
+        assert_eq!(agent.0.perform(&remove).unwrap(), []);
+        wait_until("a plugin that deletes a rule", LIMIT, || reached.exists());
+        output(
+            "sh",
+            &[
+                "-c",
+                "for it in /proc/[0-9]*; do grep -q ^bridge $it/comm && kill -KILL ${it#/proc/}; done; :",
+            ],
+        );
+        let mut events = Vec::new();
+        while events.is_empty() {
+            events = agent.0.observe(LIMIT);
+        }
+        assert!(matches!(events[..], [PodEvent::Failed { .. }]), "{events:?}");
+        fs::remove_file(wait).unwrap();
+        agent.remove("uid-a");
+        assert_no_network_is_left(&machine);
+    });
+}
+
+/// By hand, or a boot: the addresses of its pods are on the disk.
+#[test]
+fn lost_run_directory_gives_its_addresses_back() {
+    isolated_network("network::lost_run_directory_gives_its_addresses_back", || {
+        let machine = Machine::new();
+        configure(&machine);
+        for (is_known, is_wanted) in [(true, false), (true, true), (false, false), (false, true)] {
+            let mut agent = Agent::of(&machine);
+            let before = agent.prepare("uid-a", Some(8080));
+            drop(agent);
+            let run = machine.settings.run.join("pods/uid-a");
+            for place in ["net", "uts", "ipc", "shm", "files"] {
+                output("umount", &[run.join(place).to_str().unwrap()]);
+            }
+            fs::remove_dir_all(run).unwrap();
+            let kept = machine.scratch.join("networks/uid-a.json");
+            if !is_known {
+                fs::write(&kept, "{").unwrap();
+            }
+            let mut next = Agent::of(&machine);
+            assert_eq!(next.found(), [None], "it is known, and not prepared");
+            if is_wanted {
+                let after = next.prepare("uid-a", Some(8080));
+                assert_eq!((before.len(), after.len()), (1, 1));
+            }
+            next.remove("uid-a");
+            assert_no_network_is_left(&machine);
+        }
+    });
+}
+
+#[test]
+fn pod_that_lost_its_record_keeps_its_network() {
+    isolated_network("network::pod_that_lost_its_record_keeps_its_network", || {
+        let machine = Machine::new();
+        configure(&machine);
+        let mut agent = Agent::of(&machine);
+        let before = agent.prepare("uid-a", None);
+        agent.run("uid-a", "exec sleep 86412");
+        drop(agent);
+        fs::remove_file(machine.settings.run.join("pods/uid-a/order.json")).unwrap();
+        let mut next = Agent::of(&machine);
+        assert_eq!(next.found(), [None]);
+        assert_eq!(next.prepare("uid-a", None), before);
+        assert_eq!(crate::setup::processes("86412").len(), 1, "its container goes on");
+        // without its namespace it is apart from the next network: that is not made beside it
+        let namespace = machine.settings.run.join("pods/uid-a/net");
+        output("umount", &[namespace.to_str().unwrap()]);
+        let events = next.0.perform(&PodAction::PreparePod(Box::new(sandbox("uid-a", None)))).unwrap();
+        let mut answers = events;
+        while answers.is_empty() {
+            answers = next.0.observe(LIMIT);
+        }
+        let [PodEvent::Failed { failure, .. }] = &answers[..] else { panic!("{answers:?}") };
+        assert_eq!(failure.reason, FailureReason::Network, "{}", failure.message);
+        let key = container("uid-a", "").key;
+        let stop = PodAction::StopContainer { container: key, signal: None, grace: Duration::ZERO };
+        let events = next.0.perform(&stop).unwrap();
+        next.awaits_state(events, |state| matches!(state, ContainerState::Exited(_)));
+        assert_eq!(next.prepare("uid-a", None).len(), 1);
+        next.0.workloads().remove_container(&id_of("uid-a")).unwrap();
+        next.remove("uid-a");
+        assert_no_network_is_left(&machine);
+    });
+}
+
+fn id_of(uid: &str) -> kedge_platform::workloads::ContainerId {
+    kedge_platform::workloads::ContainerId { pod: uid.into(), name: "main".into(), attempt: 0 }
 }

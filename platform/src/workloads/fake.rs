@@ -214,7 +214,7 @@ impl Workloads for FakeWorkloads {
         order.id.check()?;
         let mut machine = self.machine();
         if !machine.pods.contains_key(&order.id.pod) {
-            return Err(WorkloadError::refused(format_args!("pod {} is not prepared", order.id.pod)));
+            return Err(WorkloadError::Unprepared(format!("pod {} is not prepared", order.id.pod)));
         }
         if machine.fails(FakeFault::Create) {
             return Err(cut("create a container"));
@@ -306,7 +306,11 @@ impl Workloads for FakeWorkloads {
     }
 
     fn drop_network(&mut self, uid: &str) -> Result<(), WorkloadError> {
-        if self.has_containers(uid) {
+        let machine = self.machine();
+        let may_run = |container: &FakeContainer| {
+            !matches!(container.state, ContainerState::Exited(_) | ContainerState::Lost(_))
+        };
+        if machine.containers.iter().any(|(id, container)| id.pod == uid && may_run(container)) {
             return Err(WorkloadError::Busy(format!("a container uses the network of pod {uid}")));
         }
         Ok(())

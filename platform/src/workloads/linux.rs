@@ -3,15 +3,19 @@
 //! Always holds: a container's state follows from the records of its bundle and the lock on it; only the last
 //! report is kept in memory. So a killed agent loses nothing, and its successor adopts every container by
 //! reading. A bundle has at most one shim, because a shim inherits the lock that is taken here. `order.json`
-//! of a bundle is written last and removed first: a bundle without it is incomplete, and is removed.
+//! of a bundle is written last and removed first: a bundle without it is incomplete, and is removed; if its
+//! shim or a process of it lives, its records were lost, and it is ended. A container without records is ended
+//! before another container of its pod is made.
 //!
 //! Leaves to others: the times of verbs (core), the work of the shim (`shim`).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -158,6 +162,8 @@ struct Container {
     was_killed: bool,
     /// How often a process was found to hold the lock without having written its record.
     unnamed_looks: u32,
+    /// Since when it has been beginning.
+    begins: Option<Instant>,
 }
 
 impl Container {
@@ -209,6 +215,7 @@ impl LinuxWorkloads {
         let (containers, observed, without_crun) = (BTreeMap::new(), Vec::new(), Cell::new(None));
         let mut workloads =
             Self { settings, places, board, inotify, wake, removal, containers, observed, without_crun };
+        workloads.end_stray_shims();
         workloads.take_over()?;
         workloads.sweep();
         Ok(workloads)
@@ -238,34 +245,78 @@ impl LinuxWorkloads {
 
     fn adopt(&mut self, id: &ContainerId) -> Result<(), WorkloadError> {
         let bundle = self.places.bundle(id);
-        match Records::of(&bundle).read::<Order>(ORDER) {
-            Ok(None) => {
+        let why = match Records::of(&bundle).read::<Order>(ORDER) {
+            Ok(None) if !self.has_life(id) => {
                 if let Err(error) = self.remove_rest(id, None) {
                     log::warn!("container {id}: {error}");
                 }
                 return Ok(());
             }
+            Ok(None) => missing(&bundle),
             Err(error @ WorkloadError::Failed { .. }) => return Err(error),
             Ok(Some(order)) => {
                 let notes = order.notes.into_iter().chain(later_notes(&bundle).notes).collect();
                 self.track(id, order.group, notes);
+                self.judge(id);
+                return Ok(());
             }
-            Err(error) => {
-                let why = error.to_string();
-                log::warn!("container {id} is ended: {why}");
-                let group = self.group_of_foreign(id);
-                let container = self.track(id, group, Notes::new());
-                container.unreadable = Some(why);
-                container.stop = Some(Stop { signal: None, kill_at: Instant::now() });
-            }
+            Err(error) => error.to_string(),
         };
-        self.judge(id);
+        let group = self.group_of_foreign(id);
+        self.track(id, group, Notes::new());
+        self.end_unreadable(id, &why);
+        Ok(())
+    }
+
+    /// True if a container without an order has a shim or a process: then its order was lost.
+    fn has_life(&self, id: &ContainerId) -> bool {
+        let is_held = matches!(lock(&self.places.bundle(id)), Ok(None));
+        is_held || !self.board.cgroups.processes(&self.group_of_foreign(id)).is_empty()
+    }
+
+    /// Kills shims whose bundles have lost their orders, before they start containers without records.
+    fn end_stray_shims(&self) {
+        for pid in self.board.cgroups.processes(&self.settings.shims_group) {
+            let Ok(Some(process)) = ProcessFd::open(pid) else { continue };
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = line.split(|byte| *byte == 0).skip(1);
+            let (Some(b"shim"), Some(bundle)) = (words.next(), words.next()) else { continue };
+            let bundle = Path::new(OsStr::from_bytes(bundle));
+            if !bundle.starts_with(self.places.pods()) || Records::of(bundle).has(ORDER) {
+                continue;
+            }
+            log::warn!("shim {pid} is killed: {}", missing(bundle));
+            let _ = process.signal(libc::SIGKILL);
+            process.wait(RETRY);
+        }
+    }
+
+    /// Ends the pod's containers that have a control group and no bundle.
+    fn end_strays(&self, uid: &str) -> Result<(), WorkloadError> {
+        for class in self.classes() {
+            let pod = format!("{class}/pod{uid}");
+            for name in self.board.cgroups.children(&pod) {
+                // the group of the pause process has no number
+                let Some(id) = ContainerId::parse(uid, &name) else { continue };
+                if self.containers.contains_key(&id) {
+                    continue;
+                }
+                log::warn!("container {id} is ended: it has no record");
+                let (groups, group) = (&self.board.cgroups, format!("{pod}/{name}"));
+                groups
+                    .kill_all(&group)
+                    .and_then(|()| self.crun().forget_alone(&id))
+                    .and_then(|()| groups.remove(&group))
+                    .map_err(|error| WorkloadError::failed(format_args!("end container {id}"), error))?;
+            }
+        }
         Ok(())
     }
 
     fn track(&mut self, id: &ContainerId, group: String, notes: Notes) -> &mut Container {
         let bundle = self.places.bundle(id);
-        let watch = self.inotify.as_ref().map(|it| it.add_watch(&bundle, AddWatchFlags::IN_MOVED_TO));
+        let news = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE;
+        let watch = self.inotify.as_ref().map(|it| it.add_watch(&bundle, news));
         if let Some(Err(error)) = &watch {
             log::warn!("container {id} is looked at each second, its directory cannot be watched: {error}");
         }
@@ -283,6 +334,7 @@ impl LinuxWorkloads {
             unreadable: None,
             was_killed: false,
             unnamed_looks: 0,
+            begins: None,
         };
         self.containers.remove(id);
         self.containers.entry(id.clone()).or_insert(container)
@@ -326,6 +378,17 @@ impl LinuxWorkloads {
                 }
             }
         }
+        for uid in names(&self.places.pods()) {
+            if let Err(error) = self.end_strays(&uid) {
+                log::warn!("{error}");
+            }
+        }
+        for name in names(&self.places.crun()) {
+            let id = name.split_once('.').and_then(|(uid, directory)| ContainerId::parse(uid, directory));
+            if let Some(id) = id.filter(|id| !self.containers.contains_key(id)) {
+                let _ = self.crun().forget_alone(&id);
+            }
+        }
     }
 
     fn end_group(&self, group: &str) {
@@ -348,9 +411,23 @@ impl LinuxWorkloads {
         if let Err(error) = container.look_for_shim() {
             return self.judge_later(id, &error);
         }
+        if container.has_lost_its_order() {
+            let why = missing(&container.bundle);
+            return self.end_unreadable(id, &why);
+        }
         let found =
             if container.unreadable.is_some() { Ok(container.foreign_state()) } else { container.state() };
+        // crun needs no longer to create and start it, and its shim then gives up
+        let limit = 2 * self.settings.crun.limit + RETRY;
         let state = match found {
+            Ok(Found::Is(ContainerState::Starting)) if container.unreadable.is_none() => {
+                let until = *container.begins.get_or_insert_with(Instant::now) + limit;
+                if until <= Instant::now() {
+                    return self.end_unreadable(id, "its shim lives, and nothing says that it has begun");
+                }
+                container.retry = Some(until);
+                ContainerState::Starting
+            }
             // recorded, so that later agents also see that it failed to begin, and not a container that
             // awaits its start
             Ok(Found::Is(ContainerState::Created)) if container.was_started => {
@@ -438,6 +515,8 @@ impl LinuxWorkloads {
                 }
             }
         };
+        // the whole bundle may have been removed
+        make_directory(bundle, 0o700)?;
         container.records().write(EXIT, &exit)?;
         Ok(Some(ContainerState::Lost(exit)))
     }
@@ -648,22 +727,22 @@ impl Container {
             Shim::Absent | Shim::Unnamed => {}
         }
         let looks = std::mem::take(&mut self.unnamed_looks);
-        self.shim = match lock(&self.bundle) {
-            Ok(None) => {
-                let named = self.records().read::<ShimRecord>(SHIM).ok().flatten();
-                match named.and_then(|record| record.shim.open().ok().flatten()) {
-                    Some(process) => Shim::Alive(process),
-                    None => {
-                        self.unnamed_looks = looks.saturating_add(1);
-                        Shim::Unnamed
-                    }
-                }
-            }
-            // the lock is free, so there is no shim, whatever the records contain
-            Ok(Some(_)) => Shim::Absent,
+        let is_locked = match lock(&self.bundle) {
+            Ok(held) => held.is_none(),
             // something else has the lock file's place
-            Err(error) if kind_in_its_place(&error).is_some() || is_no_file(&error) => Shim::Absent,
+            Err(error) if kind_in_its_place(&error).is_some() || is_no_file(&error) => false,
             Err(error) => return Err(on("lock", &self.bundle)(error)),
+        };
+        let named = self.records().read::<ShimRecord>(SHIM).ok().flatten();
+        let named = named.and_then(|record| record.shim.open().ok().flatten());
+        self.shim = match named.filter(|process| !process.wait(Duration::ZERO)) {
+            // the lock file may have been removed
+            Some(process) => Shim::Alive(process),
+            None if is_locked => {
+                self.unnamed_looks = looks.saturating_add(1);
+                Shim::Unnamed
+            }
+            None => Shim::Absent,
         };
         Ok(())
     }
@@ -675,6 +754,12 @@ impl Container {
         if let Err(error) = rootfs::unmount(&root) {
             log::warn!("unmount {}: {error}", root.display());
         }
+    }
+
+    /// True if its order was removed: the next agent would take the container for half made.
+    fn has_lost_its_order(&self) -> bool {
+        let is_settled = self.unreadable.is_some() || self.reported.as_ref().is_some_and(is_over);
+        !is_settled && matches!(self.bundle.join(ORDER).try_exists(), Ok(false))
     }
 
     /// The state of a container that is being ended because its records cannot be read.
@@ -718,6 +803,11 @@ pub(super) fn state_of(bundle: &Path, is_alive: bool) -> Result<(&'static str, N
         Found::Is(_) => "not begun",
     };
     Ok((state, later_notes(bundle).notes))
+}
+
+/// The reason why a container without its order is ended.
+fn missing(bundle: &Path) -> String {
+    format!("{} is missing", bundle.join(ORDER).display())
 }
 
 /// True if it has run: a container that never began may be started again.
@@ -801,10 +891,11 @@ impl Workloads for LinuxWorkloads {
                 "this machine has no control groups for devices: as root a container could open its disks",
             ));
         }
-        if !self.places.containers(&id.pod).exists() {
-            return Err(WorkloadError::refused(format_args!("pod {} is not prepared", id.pod)));
+        if !sandbox::is_whole(&self.places, &id.pod) {
+            return Err(WorkloadError::Unprepared(format!("pod {} is not prepared", id.pod)));
         }
         if !self.containers.contains_key(id) {
+            self.end_strays(&id.pod)?;
             // remove the leftovers of a killed agent
             self.remove_rest(id, None)?;
             if let Err(error) = self.make_bundle(order, config) {
@@ -839,7 +930,7 @@ impl Workloads for LinuxWorkloads {
             for name in [EXIT, STATE, SHIM] {
                 records.remove(name)?;
             }
-            container.stop = None;
+            (container.stop, container.begins) = (None, None);
             let mut command = Command::new(program);
             command.arg("shim").arg(&container.bundle).current_dir("/").process_group(0);
             // the lock is passed on, so that it is never free in between
@@ -910,6 +1001,12 @@ impl Workloads for LinuxWorkloads {
 
     fn drop_network(&mut self, uid: &str) -> Result<(), WorkloadError> {
         check_name("pod UID", uid)?;
+        let may_run = |container: &Container| {
+            !matches!(container.reported, Some(ContainerState::Exited(_) | ContainerState::Lost(_)))
+        };
+        if self.containers.iter().any(|(id, container)| id.pod == uid && may_run(container)) {
+            return Err(WorkloadError::Busy(format!("a container uses the network of pod {uid}")));
+        }
         sandbox::drop_network(&self.places, uid)
     }
 

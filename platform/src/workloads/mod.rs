@@ -233,6 +233,8 @@ pub enum WorkloadError {
     Refused(String),
     /// Something else must end first.
     Busy(String),
+    /// The parts that the pod's containers share are missing: `prepare_pod` makes them.
+    Unprepared(String),
     /// The board failed; the same verb may be repeated.
     Failed {
         /// The operation and its object.
@@ -255,7 +257,7 @@ impl WorkloadError {
 impl fmt::Display for WorkloadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused(why) | Self::Busy(why) => f.write_str(why),
+            Self::Refused(why) | Self::Busy(why) | Self::Unprepared(why) => f.write_str(why),
             Self::Failed { tried, source } => write!(f, "cannot {tried}: {source}"),
         }
     }
@@ -329,10 +331,10 @@ pub trait Workloads: Send {
     /// The network namespace of a pod, if it has one of its own.
     fn network_of(&self, uid: &str) -> Option<PathBuf>;
 
-    /// Removes the network namespace of a pod without containers; `prepare_pod` makes another one.
+    /// Removes the network namespace of a pod whose containers have all ended; `prepare_pod` makes another one.
     ///
     /// # Errors
-    /// It has containers, or the namespace could not be unmounted.
+    /// One may run, or the namespace could not be unmounted.
     fn drop_network(&mut self, uid: &str) -> Result<(), WorkloadError>;
 
     /// Removes the parts that a pod's containers shared. Removing a pod that does not exist succeeds.

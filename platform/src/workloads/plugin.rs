@@ -143,7 +143,12 @@ impl Plugin<'_> {
         if let Some(lock) = self.lock {
             process::handing_on(&mut command, lock.as_raw_fd());
         }
-        let child = process::bound_to_parent(&mut command).spawn()?;
+        // the next agent waits for a plugin that holds the lock; nothing could undo one that was cut short
+        let command_of_ours = match self.lock {
+            Some(_) => process::in_own_group(&mut command),
+            None => process::bound_to_parent(&mut command),
+        };
+        let child = command_of_ours.spawn()?;
         // it holds the writing ends of the pipes
         drop(command);
         let (stdout, stderr) = match self.hear(&child, stdout, stderr, heard) {

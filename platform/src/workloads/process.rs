@@ -222,6 +222,14 @@ pub(super) fn bound_to_parent(command: &mut Command) -> &mut Command {
     unsafe { command.process_group(0).pre_exec(prepare) }
 }
 
+/// Makes a program begin without blocked signals, in a process group of its own. It continues when its starter
+/// ends.
+pub(super) fn in_own_group(command: &mut Command) -> &mut Command {
+    let prepare = || Ok(sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?);
+    // SAFETY: between fork and exec it makes one system call; it takes no lock and allocates nothing.
+    unsafe { command.process_group(0).pre_exec(prepare) }
+}
+
 /// Makes a program an orphan, in a session of its own, without blocked signals and with only the first three
 /// descriptors: it continues when its starter ends, and its starter need not wait for it. `spawn` returns a
 /// process that has already ended.

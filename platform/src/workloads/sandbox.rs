@@ -178,13 +178,20 @@ pub(super) fn network_of(places: &Places, uid: &str) -> Option<PathBuf> {
     Some(places.pod(uid).join("net")).filter(|place| is_on(place, NSFS_MAGIC))
 }
 
-/// Removes the network namespace, and with it the results of incomplete work in it.
+/// True if the pod still has its record, its directory of containers and its namespaces.
+pub(super) fn is_whole(places: &Places, uid: &str) -> bool {
+    let Some(order) = prepared(places, uid) else { return false };
+    let pod = places.pod(uid);
+    let is_there = |(name, _): &(&str, CloneFlags)| is_on(&pod.join(name), NSFS_MAGIC);
+    places.containers(uid).exists()
+        && NAMESPACES.iter().filter(|(name, _)| is_own(&order, name)).all(is_there)
+}
+
+/// Removes the network namespace, which no container uses any more, and with it the results of incomplete work
+/// in it.
 pub(super) fn drop_network(places: &Places, uid: &str) -> Result<(), WorkloadError> {
     let pod = places.pod(uid);
     let place = pod.join("net");
-    if has_containers(places, uid) {
-        return Err(WorkloadError::Busy(format!("a container uses {}", place.display())));
-    }
     // the process is in the namespace, which would live on with it
     end_pause(&pod).map_err(on("end the pause process of", &pod))?;
     unmount(&place).map_err(on("unmount", &place))

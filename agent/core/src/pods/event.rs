@@ -444,6 +444,8 @@ pub enum FailureReason {
     Network,
     /// The order cannot be carried out as it is written (no such user, no command): `CreateContainerConfigError`.
     Config,
+    /// The parts that `PreparePod` made were lost: it is ordered again.
+    Unprepared,
 }
 
 /// An image to see to.

@@ -19,7 +19,7 @@ pub(crate) struct Node {
     pub(crate) seen: Vec<PodAction>,
     pub(crate) records: BTreeMap<DesiredFile, Vec<u8>>,
     objects: BTreeMap<String, Value>,
-    prepared: BTreeMap<PodUid, PodFound>,
+    pub(crate) prepared: BTreeMap<PodUid, PodFound>,
     pub(crate) runs: BTreeMap<ContainerKey, ContainerState>,
     pub(crate) disk_is_full: bool,
     /// The labels of the Node that the server has, and whether it can be read; the agent knows none before.
@@ -29,6 +29,8 @@ pub(crate) struct Node {
     pub(crate) disk_hangs: bool,
     /// No volume can be made: why.
     pub(crate) fails_volumes: Option<String>,
+    /// No pod gets a network.
+    pub(crate) fails_networks: bool,
     /// No container starts.
     pub(crate) fails_starts: bool,
     /// Containers do not end.
@@ -75,6 +77,7 @@ impl Node {
             node_is_silent: false,
             disk_hangs: false,
             fails_volumes: None,
+            fails_networks: false,
             fails_starts: false,
             is_deaf: false,
             keeps_logs: false,
@@ -195,6 +198,10 @@ impl Node {
                 let failure = Failure { reason: FailureReason::Volume, message };
                 PodEvent::Failed { command: Command::PreparePod(pod.uid), failure }
             }
+            PodAction::PreparePod(pod) if self.fails_networks => {
+                let failure = Failure { reason: FailureReason::Network, message: "it fails".into() };
+                PodEvent::Failed { command: Command::PreparePod(pod.uid), failure }
+            }
             PodAction::PreparePod(pod) => {
                 let network = PodNetwork { addresses: vec!["10.1.0.2".into()] };
                 let found = PodFound {
@@ -211,6 +218,10 @@ impl Node {
                 let config = ImageConfig { cmd: vec!["/run".into()], ..ImageConfig::default() };
                 let image = Image { config, ..Image::default() };
                 PodEvent::ImageReady { pod: order.pod, container: order.container, image }
+            }
+            PodAction::CreateContainer(order) if !self.prepared.contains_key(&order.key.pod) => {
+                let failure = Failure { reason: FailureReason::Unprepared, message: "it is gone".into() };
+                PodEvent::Failed { command: Command::CreateContainer(order.key), failure }
             }
             PodAction::CreateContainer(order) => self.run(order.key, ContainerState::Created),
             PodAction::StartContainer(key) if self.fails_starts => {

@@ -250,6 +250,8 @@ pub(crate) struct Life {
     pub(crate) active: Option<Active>,
     pub(crate) sandbox: Sandbox,
     pub(crate) sandbox_retry: Retry,
+    /// Its network could not be made: containers that still run are in one that was lost.
+    pub(crate) is_apart: bool,
     /// None: nothing hinders it, or it has begun.
     pub(crate) hindrance: Option<Hindrance>,
     /// Since when it waits for objects, to go on with a start.
@@ -315,6 +317,7 @@ impl Life {
             active: None,
             sandbox: Sandbox::Absent,
             sandbox_retry: Retry::default(),
+            is_apart: false,
             hindrance: None,
             awaits_objects: None,
             swept: Swept::No,
@@ -520,6 +523,7 @@ impl Life {
     fn prepare_failed(&mut self, now: Now, failure: &Failure, actions: &mut Vec<PodAction>) {
         self.sandbox = Sandbox::Half;
         self.sandbox_retry.failed(now.mono);
+        self.is_apart |= failure.reason == FailureReason::Network;
         let message = &failure.message;
         match failure.reason {
             FailureReason::Volume => {
@@ -562,6 +566,9 @@ impl Life {
         failure: &Failure,
         actions: &mut Vec<PodAction>,
     ) {
+        if failure.reason == FailureReason::Unprepared && self.sandbox == Sandbox::Ready {
+            self.sandbox = Sandbox::Half;
+        }
         let is_config = failure.reason == FailureReason::Config;
         let reason = if is_config { "CreateContainerConfigError" } else { "CreateContainerError" };
         let Some(container) = self.run_failed(Doing::Create(key.attempt), key, reason, failure, actions)

@@ -218,6 +218,11 @@ impl Life {
             Sandbox::Preparing | Sandbox::Removing { .. } => return false,
             Sandbox::Absent | Sandbox::Half => {}
         }
+        if self.is_apart && self.may_run() {
+            // as upstream: they start again in the new network
+            self.stop_containers(ctx);
+            return false;
+        }
         if !self.sandbox_retry.is_due(ctx.now.mono) {
             self.wake_at(self.sandbox_retry.due());
             return false;
@@ -325,7 +330,7 @@ impl Life {
 
     /// The pod's part is there.
     pub(crate) fn prepared(&mut self, network: PodNetwork) {
-        self.sandbox = Sandbox::Ready;
+        (self.sandbox, self.is_apart) = (Sandbox::Ready, false);
         self.sandbox_retry.succeeded();
         self.network = network;
         self.hindrance = None;
@@ -707,6 +712,37 @@ mod tests {
         }
         node.wait(2);
         assert_eq!((node.runs("d-a"), node.runs("d-a-s")), (true, true));
+    }
+
+    #[test]
+    fn pod_whose_part_is_gone_is_prepared_again() {
+        let mut node = Node::new();
+        node.bind("p", json!({}));
+        node.prepared.clear();
+        node.ends("p", "a", 1);
+        node.wait(30);
+        assert!(node.runs("p"), "{:?}", node.news());
+    }
+
+    /// Its records are lost, and it cannot have its network back: nothing runs in what is left of it.
+    #[test]
+    fn containers_end_with_their_pods_network() {
+        let mut node = Node::new();
+        node.bind("p", json!({"terminationGracePeriodSeconds": 5}));
+        let lose = |node: &mut Node| node.prepared.values_mut().for_each(|found| found.network = None);
+        lose(&mut node);
+        node.start();
+        assert!(node.runs("p"), "it was had back");
+        lose(&mut node);
+        node.fails_networks = true;
+        node.start();
+        node.wait(2);
+        assert!(!node.runs("p"));
+        node.wait(60);
+        assert!(!node.runs("p"), "not before there is one");
+        node.fails_networks = false;
+        node.wait(400);
+        assert!(node.runs("p"));
     }
 
     /// A pod with eight copies of each of so many ConfigMaps of so many bytes, over a line on which each read takes 5 s. Seconds until

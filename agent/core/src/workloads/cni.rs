@@ -5,7 +5,7 @@
 //! next one would be another network. A pod is detached by the configuration that it was attached by, whatever the file says now.
 //! Errors have upstream's words. Leaves to others: the files, the processes, the pod's namespace.
 
-use crate::pods::{HostPort, PodSandbox};
+use crate::pods::{HostPort, PodSandbox, PodUid};
 use kedge_api::excerpt_of;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -74,6 +74,12 @@ impl Network {
     /// The programs of its plugins, in the order of ADD.
     pub fn programs(&self) -> impl DoubleEndedIterator<Item = &str> + ExactSizeIterator {
         self.plugins.iter().map(|plugin| plugin.get("type").and_then(Value::as_str).unwrap_or_default())
+    }
+
+    /// True if a plugin makes a chain of rules for each pod by which the pod reaches other networks.
+    #[must_use]
+    pub fn masquerades(&self) -> bool {
+        self.plugins.iter().any(|plugin| plugin.get("ipMasq").and_then(Value::as_bool) == Some(true))
     }
 
     fn takes_ports(&self) -> bool {
@@ -185,6 +191,17 @@ impl Attachment {
         Ok(Self { network, container_id: uid.to_string(), arguments, runtime_config, result: None })
     }
 
+    /// The attachment of a pod whose records are lost: enough for DEL, which finds everything by the ID.
+    #[must_use]
+    pub fn lost(network: Network, pod: &PodUid) -> Self {
+        let arguments = format!("IgnoreUnknown=1;K8S_POD_INFRA_CONTAINER_ID={pod};K8S_POD_UID={pod}");
+        // portmap does nothing without a port, and then removes the rules of all ports
+        let any =
+            HostPort { host_ip: String::new(), host_port: 1, container_port: 1, protocol: "TCP".into() };
+        let runtime_config = [(PORTS.into(), json!([port_mapping(&any)]))].into_iter().collect();
+        Self { network, container_id: pod.to_string(), arguments, runtime_config, result: None }
+    }
+
     /// With what the last plugin answered.
     #[must_use]
     pub fn attached(self, result: Value) -> Self {
@@ -252,6 +269,29 @@ fn address(ip: &Value) -> Result<IpAddr, String> {
     address.parse().map_err(|_| format!("a plugin gave the address {:?}", excerpt_of(text, 64)))
 }
 
+/// The input of iptables-restore that removes a chain and the rules that lead to it. `rules`: the output of
+/// `iptables -t nat -S`. `None`: the chain does not exist.
+#[must_use]
+pub fn without_chain(rules: &str, chain: &str) -> Option<String> {
+    let mut undone = String::new();
+    let mut is_there = false;
+    for line in rules.lines() {
+        let mut words = line.split(' ');
+        match (words.next(), words.next()) {
+            (Some("-N"), Some(name)) if name == chain => is_there = true,
+            (Some("-A"), Some(from)) if from != chain => {
+                let mut rest = words.skip_while(|word| *word != "-j").skip(1);
+                if rest.next() == Some(chain) {
+                    undone += &line.replacen("-A", "-D", 1);
+                    undone.push('\n');
+                }
+            }
+            _ => {}
+        }
+    }
+    is_there.then(|| format!("*nat\n{undone}-F {chain}\n-X {chain}\nCOMMIT\n"))
+}
+
 /// How a plugin ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
@@ -305,7 +345,7 @@ fn quoted(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::{Dns, PodUid, QosClass, Resources};
+    use crate::pods::{Dns, QosClass, Resources};
 
     fn list(version: &str) -> Value {
         json!({"cniVersion": version, "name": "edge", "plugins": [
@@ -443,6 +483,20 @@ mod tests {
         );
         check_addresses(json!({"ips": []}), Err("no address"));
         check_addresses(json!({}), Err("no address"));
+    }
+
+    #[test]
+    fn chain_goes_with_the_rules_that_lead_to_it() {
+        let list = "-P POSTROUTING ACCEPT\n-N CNI-1\n-N CNI-2\n\
+            -A POSTROUTING -s 10.85.0.2/32 -m comment --comment \"name: \\\"-j CNI-2\\\"\" -j CNI-1\n\
+            -A POSTROUTING -s 10.85.0.3/32 -j CNI-2\n-A CNI-1 -d 10.85.0.0/16 -j ACCEPT\n";
+        let expect = "*nat\n-D POSTROUTING -s 10.85.0.3/32 -j CNI-2\n-F CNI-2\n-X CNI-2\nCOMMIT\n";
+        assert_eq!(without_chain(list, "CNI-2").as_deref(), Some(expect));
+        assert_eq!(without_chain(list, "CNI-3"), None);
+        assert_eq!(
+            without_chain("-N CNI-3\n", "CNI-3").as_deref(),
+            Some("*nat\n-F CNI-3\n-X CNI-3\nCOMMIT\n")
+        );
     }
 
     #[track_caller]
