@@ -30,6 +30,7 @@ use tar::{Archive, Entry, EntryType, Header};
 
 use super::blobs::hex;
 use super::confine::set_attribute;
+use super::gzip::GzipMembers;
 
 /// Longest path or target of a link: the kernel's.
 const MAX_PATH_BYTES: u64 = 4096;
@@ -197,9 +198,7 @@ pub(super) fn apply(source: impl Read, packing: Packing, bounds: Bounds) -> Resu
     };
     match packing {
         Packing::Plain => limited(&mut BufReader::with_capacity(CHUNK_BYTES, source)),
-        Packing::Gzip => {
-            limited(&mut flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(CHUNK_BYTES, source)))
-        }
+        Packing::Gzip => limited(&mut GzipMembers::new(BufReader::with_capacity(CHUNK_BYTES, source))),
         Packing::Zstd => limited(&mut ZstdFrames::new(BufReader::with_capacity(CHUNK_BYTES, source))),
     }
 }

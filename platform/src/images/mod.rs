@@ -19,6 +19,7 @@ mod claims;
 mod confine;
 #[cfg(any(test, feature = "fake"))]
 pub mod fuzzing;
+mod gzip;
 mod layers;
 mod mounts;
 
