@@ -27,6 +27,7 @@ pub mod options;
 pub mod output;
 mod perform;
 pub mod provision;
+mod queue;
 mod refused;
 pub mod run;
 pub mod service;

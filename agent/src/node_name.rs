@@ -9,7 +9,6 @@ use crate::kubelet_api::server::x509::subject_name;
 use crate::net::kubeconfig::{self, Kubeconfig};
 use kedge_api::NODE_USER_PREFIX;
 use std::path::Path;
-use std::sync::mpsc;
 use std::time::Duration;
 
 /// How long a start waits for the kubeconfig to be read. If it arrives later and names another node, the
@@ -39,7 +38,7 @@ pub(crate) fn of_kubeconfig(kubeconfig: &Kubeconfig) -> Option<String> {
 
 /// The same for a file; `None` if it is missing, unusable, or its disk does not answer.
 pub(crate) fn of_file(path: &Path) -> Option<String> {
-    let (done, read) = mpsc::sync_channel(1);
+    let (done, read) = crate::queue::sync_channel(1);
     let path = path.to_owned();
     let reading = std::thread::Builder::new().name("kubeconfig".into()).spawn(move || {
         let loaded = kubeconfig::load(&path).ok();

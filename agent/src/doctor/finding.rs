@@ -1,7 +1,6 @@
 //! The findings of a check of `kedge doctor`, and its time limit.
 
 use serde::Serialize;
-use std::sync::mpsc;
 use std::time::Duration;
 
 /// The remedy for a disk that does not answer.
@@ -48,7 +47,7 @@ pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    let (done, result) = mpsc::sync_channel(1);
+    let (done, result) = crate::queue::sync_channel(1);
     std::thread::Builder::new()
         .name("check".into())
         .spawn(move || {

@@ -14,7 +14,6 @@ use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::{STACK_BYTES, WallClock};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +25,7 @@ use super::kubeconfig::{self, FileRead, Kubeconfig, MAX_TOKEN_BYTES, ReadFile, S
 use super::transport::Route;
 use crate::errors::chain;
 use crate::node_name;
+use crate::queue::{Receiver, Sender, sync_channel};
 
 /// How long a token is used before its file is read again, whatever the file's time is (upstream's period).
 const TOKEN_PERIOD: Duration = Duration::from_secs(60);
@@ -44,7 +44,7 @@ const LOOKS: usize = 8;
 /// The credentials of one kubeconfig, kept up to date.
 pub(super) struct Credentials {
     latest: Arc<Mutex<Arc<Access>>>,
-    looks: SyncSender<SyncSender<()>>,
+    looks: Sender<Sender<()>>,
     /// The last check took longer than any request waits.
     is_stuck: Arc<AtomicBool>,
     kubeconfig: PathBuf,
@@ -105,7 +105,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn run(mut self, asked: &Receiver<SyncSender<()>>) {
+    fn run(mut self, asked: &Receiver<Sender<()>>) {
         give_back_stack();
         while let Ok(done) = asked.recv() {
             self.look();

@@ -19,6 +19,7 @@ mod watches;
 use crate::faults::Faults;
 use crate::net::transport::WallClock;
 use crate::perform::thread::{NETWORK_TURN, RENEW, has_finished, spawn};
+use crate::queue::{Receiver, Sender, sync_channel};
 use crate::workloads::probes::Probes;
 use containers::{ContainerParts, Containers};
 use disk::{DiskHealth, DiskLoop, DiskOrder};
@@ -34,7 +35,6 @@ use static_files::StaticFilesLoop;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -53,11 +53,11 @@ type LeaseOrder = (LeaseRequest, Duration, u64);
 
 /// Channels to the loops.
 pub(crate) struct Loops {
-    disk: SyncSender<DiskOrder>,
+    disk: Sender<DiskOrder>,
     disk_thread: JoinHandle<()>,
     disk_rest: Arc<Rest>,
-    renew: SyncSender<LeaseOrder>,
-    transfer: SyncSender<(Request, u64)>,
+    renew: Sender<LeaseOrder>,
+    transfer: Sender<(Request, u64)>,
     config_map: Arc<LatestRound>,
     node: Arc<LatestRound>,
     /// `None` on a node without a runtime.

@@ -10,6 +10,7 @@
 use crate::errors::chain;
 use crate::faults::Faults;
 use crate::perform::thread::{has_finished, spawn};
+use crate::queue::{Sender, sync_channel};
 use kedge_core::Event;
 use kedge_core::images::BlobDigest;
 use kedge_core::kubelet::yaml::MAX_TEXT_BYTES;
@@ -19,7 +20,6 @@ use kedge_platform::linux::read_named_file;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::mpsc::Sender as EventSender;
@@ -31,7 +31,7 @@ const MOST_BYTES: usize = 16 * 1024 * 1024;
 
 /// The loop that reads them, on a thread of its own.
 pub(crate) struct StaticFilesLoop {
-    looks: SyncSender<PathBuf>,
+    looks: Sender<PathBuf>,
     thread: JoinHandle<()>,
 }
 
@@ -41,7 +41,7 @@ impl StaticFilesLoop {
         let (looks, paths) = sync_channel::<PathBuf>(1);
         let thread = spawn("static-pods", move || {
             let mut files = StaticFiles::default();
-            for path in paths {
+            while let Ok(path) = paths.recv() {
                 faults.gate("static-pods");
                 let _ = events.blocking_send(Event::Pods(Box::new(files.look(&path))));
             }

@@ -8,6 +8,7 @@
 //! namespace, so one user's dead server does not block the looks of all. Leaves to others: which paths to
 //! look at and why (`Performer`), when to try again (core).
 
+use crate::queue::{Receiver, Sender, channel};
 use kedge_core::pods::{ContainerOrder, PodSandbox, PodUid};
 use kedge_platform::linux::{file_system_use, open_lock, read_named_file};
 use kedge_platform::workloads::{Device, Plugin, all_devices, bind_below, device, make_open_directory};
@@ -17,7 +18,6 @@ use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 

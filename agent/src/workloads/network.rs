@@ -6,6 +6,7 @@
 //! has ended; one that is killed itself may leave a chain that its DEL does not find, which is looked for. Leaves to others: when a pod is attached
 //! (`Performer`), what plugins are asked and what their answers mean (`kedge_core::workloads::cni`).
 
+use crate::queue::{Receiver, Sender, channel};
 use kedge_core::PodNetworks;
 use kedge_core::pods::PodUid;
 use kedge_core::sorted::SortedSet;
@@ -18,7 +19,6 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 /// Where a kubelet with containerd has them.
@@ -155,7 +155,7 @@ impl Networks {
         let mut worker = Worker { plugins, lock_at, lock: None, whole };
         let (answers, wake) = (self.answers.0.clone(), self.wake.clone());
         std::thread::Builder::new().name("networks".into()).stack_size(STACK_BYTES).spawn(move || {
-            for order in incoming {
+            while let Ok(order) = incoming.recv() {
                 let done = worker.perform(&order);
                 let _ = answers.send(Answer { pod: order.pod, done });
                 wake();
