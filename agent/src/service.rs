@@ -16,8 +16,8 @@ pub const ENVIRONMENT_FILE: &str = "/etc/default/kedge";
 /// `--kubeconfig` of the unit.
 pub const KUBECONFIG: &str = "/etc/kedge/kubeconfig";
 
-/// The unit as it is shipped.
-const UNIT: &str = include_str!("../systemd/kedge.service");
+/// `ExecStart=` of the unit as it is shipped.
+const SHIPPED: &str = "/usr/bin/kedge agent --kubeconfig /etc/kedge/kubeconfig $KEDGE_FLAGS";
 
 /// The variable that the unit adds to the agent's command line.
 const VARIABLE: &str = "KEDGE_FLAGS";
@@ -147,12 +147,10 @@ pub(crate) fn edits(shown: &str) -> Vec<String> {
         of_name.map(str::to_owned).collect::<Vec<_>>()
     };
     let mut edits = Vec::new();
-    let shipped =
-        UNIT.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("the unit starts something");
     for command in values("ExecStart") {
         let argv =
             command.split_once("argv[]=").and_then(|(_, rest)| rest.split_once(" ;")).map(|(argv, _)| argv);
-        edits.extend(argv.filter(|argv| *argv != shipped).map(|argv| format!("ExecStart={argv}")));
+        edits.extend(argv.filter(|argv| *argv != SHIPPED).map(|argv| format!("ExecStart={argv}")));
     }
     for file in values("EnvironmentFiles") {
         let path = file.split_once(" (").map_or(file.as_str(), |(path, _)| path);
@@ -207,18 +205,19 @@ mod tests {
 
     #[test]
     fn edited_unit_is_told_from_the_shipped_one() {
-        let start = "/usr/bin/kedge agent --kubeconfig /etc/kedge/kubeconfig $KEDGE_FLAGS";
+        let unit = include_str!("../systemd/kedge.service");
+        assert!(unit.lines().any(|line| line.strip_prefix("ExecStart=") == Some(SHIPPED)));
         let shown = |argv: &str, files: &str| {
             format!(
                 "LoadState=loaded\nExecStart={{ path=/usr/bin/kedge ; argv[]={argv} ; ignore_errors=no ; }}\n{files}"
             )
         };
         let shipped = "EnvironmentFiles=/etc/default/kedge (ignore_errors=yes)\n";
-        assert_eq!(edits(&shown(start, shipped)), [""; 0]);
+        assert_eq!(edits(&shown(SHIPPED, shipped)), [""; 0]);
         assert_eq!(edits("LoadState=loaded\n"), [""; 0], "not shown");
         let other = "/usr/bin/kedge agent --config /x.yaml";
         assert_eq!(edits(&shown(other, shipped)), [format!("ExecStart={other}")]);
         let more = format!("{shipped}EnvironmentFiles=/etc/kedge/more (ignore_errors=no)\n");
-        assert_eq!(edits(&shown(start, &more)), ["EnvironmentFile=/etc/kedge/more"]);
+        assert_eq!(edits(&shown(SHIPPED, &more)), ["EnvironmentFile=/etc/kedge/more"]);
     }
 }

@@ -56,7 +56,7 @@ fn written(root: &Path) -> (End, String) {
     let begun = Instant::now();
     let written =
         linux::open_regular_as(&path, File::options().write(true).create_new(true)).and_then(|mut file| {
-            file.write_all(&[0; 4096])?;
+            file.write_all(&vec![0; 4096])?;
             file.sync_all()
         });
     let took = begun.elapsed();

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -105,6 +105,7 @@ impl LinuxHost {
     fn root_file_system(&self) -> Option<Statvfs> {
         let existing = self.root_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         statvfs(existing)
+            .map_err(io::Error::from)
             .inspect_err(|error| log::warn!("cannot measure the disk of {}: {error}", existing.display()))
             .ok()
     }
@@ -188,7 +189,7 @@ impl HostFacts for LinuxHost {
 
     fn addresses(&self) -> Vec<Address> {
         let (routes_v4, routes_v6) = self.default_routes();
-        let interfaces = match getifaddrs() {
+        let interfaces = match getifaddrs().map_err(io::Error::from) {
             Ok(interfaces) => interfaces.take(INTERFACES_LIMIT),
             Err(error) => {
                 log::warn!("cannot list network addresses: {error}");

@@ -35,13 +35,16 @@ fn stop_signals() -> SigSet {
 /// From now on, signals that ask for a stop stay pending, in this thread and those that it will start.
 /// Handlers run in threads where they are not blocked: call it before the first thread is started.
 pub fn block_stop_signals() {
-    stop_signals().thread_block().expect("a set of valid signals can be blocked");
+    stop_signals().thread_block().map_err(io::Error::from).expect("a set of valid signals can be blocked");
 }
 
 /// They are delivered to this thread again, including pending ones. Call it once their handlers are
 /// installed.
 pub fn unblock_stop_signals() {
-    stop_signals().thread_unblock().expect("a set of valid signals can be unblocked");
+    stop_signals()
+        .thread_unblock()
+        .map_err(io::Error::from)
+        .expect("a set of valid signals can be unblocked");
 }
 
 /// The reason why the program cannot replace itself.

@@ -206,6 +206,7 @@ impl LinuxWorkloads {
         }
         let board = probe(roots, &settings.crun);
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
+            .map_err(io::Error::from)
             .inspect_err(|error| log::warn!("containers are not watched, but looked at each second: {error}"))
             .ok();
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
@@ -318,6 +319,7 @@ impl LinuxWorkloads {
         let news = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE;
         let watch = self.inotify.as_ref().map(|it| it.add_watch(&bundle, news));
         if let Some(Err(error)) = &watch {
+            let error = io::Error::from(*error);
             log::warn!("container {id} is looked at each second, its directory cannot be watched: {error}");
         }
         let container = Container {
