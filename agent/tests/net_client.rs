@@ -7,7 +7,7 @@ mod net_server;
 use kedge::net::credentials::ApiOptions;
 use kedge::net::error::NetError;
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -670,6 +670,32 @@ fn changed_kubeconfig_is_used_unless_invalid() {
     .write(&bench.folder);
     assert_shown(&bench.client.request(&get("/x")), "200 second");
     assert_eq!(bench.api.url(), format!("https://{}", second.address));
+}
+
+#[test]
+fn routine_request_looks_at_the_files_after_a_failure() {
+    let authority = Authority::new("ca");
+    let is_down = Arc::new(AtomicBool::new(false));
+    let down = is_down.clone();
+    let first = Server::start(&authority, move |_| match down.load(Ordering::Relaxed) {
+        true => Reply::status(503, "ServiceUnavailable", "gone"),
+        false => Reply::ok("first"),
+    });
+    let second = Server::start(&authority, |_| Reply::ok("second"));
+    let bench = Bench::new(&authority, first.address);
+    let routine = Request { is_routine: true, ..get("/x") };
+    assert_shown(&bench.client.request(&routine), "200 first");
+    KubeconfigText {
+        server: format!("https://{}", second.address),
+        roots: &authority,
+        cluster: String::new(),
+        user: CERTIFICATE_USER.into(),
+    }
+    .write(&bench.folder);
+    assert_shown(&bench.client.request(&routine), "200 first");
+    is_down.store(true, Ordering::Relaxed);
+    assert!(bench.client.request(&routine).is_err());
+    assert_shown(&bench.client.request(&routine), "200 second");
 }
 
 /// A request composed for one server must reach no other, also if the kubeconfig changes in between.

@@ -100,6 +100,8 @@ pub struct Request {
     /// Whether to send `User-Agent`, which names this agent in a server's logs and in other servers'
     /// `managedFields`.
     pub names_agent: bool,
+    /// It is sent every few seconds, so not each one needs a look at the credentials' files.
+    pub is_routine: bool,
     pub body: Option<Vec<u8>>,
     /// Longest time for all of it: lookup, connection, request, answer.
     pub deadline: Duration,
@@ -138,6 +140,7 @@ impl Request {
             accept: None,
             prefer_minimal: false,
             names_agent: true,
+            is_routine: false,
             body: None,
             deadline,
             response_limit_bytes: DEFAULT_RESPONSE_LIMIT_BYTES,
@@ -392,8 +395,12 @@ impl Client {
     }
 
     /// The credentials for a request, unless it is meant for another server.
-    fn access(&self, method: &http::Method, path_and_query: &str) -> Result<(Arc<Access>, String), NetError> {
-        let access = self.0.api.credentials.latest();
+    fn access(
+        &self,
+        access: Arc<Access>,
+        method: &http::Method,
+        path_and_query: &str,
+    ) -> Result<(Arc<Access>, String), NetError> {
         let asked = format!("{method} {}{path_and_query}", access.url);
         if self.1.is_some_and(|number| number != access.server) {
             let why = "not sent: the kubeconfig names another API server now".to_owned();
@@ -441,8 +448,13 @@ impl Client {
     /// # Errors
     /// Anything but a whole answer with a status below 300; see [`NetError`].
     pub fn request(&self, request: &Request) -> Result<Response, NetError> {
-        let (access, asked) = self.access(&request.method.http(), &request.path_and_query)?;
+        let credentials = &self.0.api.credentials;
+        let access = if request.is_routine { credentials.recent() } else { credentials.latest() };
+        let (access, asked) = self.access(access, &request.method.http(), &request.path_and_query)?;
         let outcome = self.exchange(&access, request, asked);
+        if outcome.is_err() {
+            credentials.doubt();
+        }
         let mut key = outcomes::key(self.0.name, request.method.http().as_str(), &request.path_and_query);
         key.1.push_str(request.part);
         self.0.api.outcomes.note(&access.url, key, &outcome);
@@ -472,7 +484,8 @@ impl Client {
         accept: Option<&'static str>,
         limits: StreamLimits,
     ) -> Result<StreamedBody, NetError> {
-        let (access, asked) = self.access(&http::Method::GET, path_and_query)?;
+        let access = self.0.api.credentials.latest();
+        let (access, asked) = self.access(access, &http::Method::GET, path_and_query)?;
         let key = outcomes::watch_key(self.0.name, path_and_query);
         let (api, url) = (&self.0.api, &access.url);
         match self.open_body(&access, path_and_query, accept, asked, limits) {

@@ -1,9 +1,10 @@
 //! The credentials in use: the kubeconfig and the files it names, as last read successfully.
 //!
-//! Owns when those files are checked: on every request, on a thread that does nothing else. Always holds: a
-//! request waits for the files at most [`FILES_LIMIT`], once; while they do not answer (a dying disk, a
-//! network file system) the earlier content stays in use and the heartbeat continues. An unusable change
-//! leaves the old credentials in place too, and is tried again until it can be used or is taken back.
+//! Owns when those files are checked: on every request, though for renewals only each half minute and after a
+//! failure, on a thread that does nothing else. Always holds: a request waits for the files at most
+//! [`FILES_LIMIT`], once; while they do not answer (a dying disk, a network file system) the earlier content
+//! stays in use and the heartbeat continues. An unusable change leaves the old credentials in place too, and is
+//! tried again until it can be used or is taken back.
 //!
 //! Left to others: the meaning of a kubeconfig (`kubeconfig`), and connections with the credentials
 //! (`transport`).
@@ -34,6 +35,9 @@ const TOKEN_PERIOD: Duration = Duration::from_secs(60);
 /// renewal has four at least.
 const FILES_LIMIT: Duration = Duration::from_secs(2);
 
+/// How long a check counts for routine requests, unless one fails: three renewals. Each wakes two threads.
+const ROUTINE: Duration = Duration::from_secs(25);
+
 /// A disk that takes longer than [`FILES_LIMIT`] to fail is left alone for this many times as long, because a
 /// request waits at each try.
 const FAILED_PAUSE: u32 = 10;
@@ -48,6 +52,8 @@ pub(super) struct Credentials {
     /// The last check took longer than any request waits.
     is_stuck: Arc<AtomicBool>,
     kubeconfig: PathBuf,
+    /// When a request last asked for a check.
+    looked: Mutex<Option<Instant>>,
 }
 
 impl Credentials {
@@ -68,7 +74,7 @@ impl Credentials {
             .stack_size(STACK_BYTES)
             .spawn(move || keeper.run(&asked))
             .map_err(|source| OpenError::Thread { source })?;
-        Ok(Self { latest, looks, is_stuck, kubeconfig })
+        Ok(Self { latest, looks, is_stuck, kubeconfig, looked: Mutex::default() })
     }
 
     /// The loaded credentials, without a check of the files.
@@ -76,8 +82,20 @@ impl Credentials {
         Arc::clone(&locked(&self.latest))
     }
 
+    /// The credentials as of a check within [`ROUTINE`].
+    pub(super) fn recent(&self) -> Arc<Access> {
+        let is_recent = locked(&self.looked).is_some_and(|looked| looked.elapsed() < ROUTINE);
+        if is_recent { self.loaded() } else { self.latest() }
+    }
+
+    /// A request failed, perhaps because of its credentials: the next one checks the files.
+    pub(super) fn doubt(&self) {
+        *locked(&self.looked) = None;
+    }
+
     /// The credentials of the files' present content; of the earlier content if the files do not answer.
     pub(super) fn latest(&self) -> Arc<Access> {
+        *locked(&self.looked) = Some(Instant::now());
         let (done, is_done) = sync_channel(1);
         let waits = self.looks.try_send(done).is_ok() && !self.is_stuck.load(Ordering::Acquire);
         if waits && is_done.recv_timeout(FILES_LIMIT).is_err() && !self.is_stuck.swap(true, Ordering::AcqRel)

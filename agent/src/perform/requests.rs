@@ -271,6 +271,7 @@ impl ApiServer {
                 self.forms.of_renewal(number, HttpRequest::post(leases, json_bytes(&body), deadline))
             }
         };
+        let request = HttpRequest { is_routine: true, ..request };
         let Sent { answer, is_judged, latest, calls, offers_time_alone } = send(client, &request, false);
         if !calls.is_empty() {
             self.heard(number, Event::Called(calls));
