@@ -23,7 +23,7 @@ use kedge_api::Timestamp;
 use kedge_core::kubelet::{Capacity, Effective};
 use kedge_core::{Action, Core, Event, Exit, Level, Now, Options, PreviousRun, Step};
 use kedge_platform::linux::{
-    self, Awaited, Claim, LinuxClocks, LinuxHost, NotifySocket, Program, Roots, StuckThread,
+    self, Alarm, Awaited, Claim, LinuxClocks, LinuxHost, NotifySocket, Program, Roots, StuckThread,
 };
 use kedge_platform::{
     Clocks, Displaced, HostFacts as _, PreviousExit, RunDirectory, Supervisor, Watchdog, WriteError,
@@ -38,6 +38,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, mpsc};
 
@@ -78,6 +80,9 @@ const HELD_UP_LOOK: Duration = Duration::from_millis(500);
 /// How long the end of a run looks for a signal whose handler ran just before signals were blocked: one turn
 /// of the runtime.
 const LAST_SIGNAL: Duration = Duration::from_millis(1);
+
+/// What is waited for when the timer cannot be set.
+const ALARM_FAILED: Duration = Duration::from_secs(1);
 
 /// The local configuration is invalid: `EX_CONFIG` of sysexits.h.
 const EXIT_CONFIG: u8 = 78;
@@ -472,6 +477,7 @@ impl Agent {
     async fn run(mut self) -> Result<Ended, AgentError> {
         self.faults.gate("exec-claimed");
         let mut signals = Signals::listen()?;
+        let alarm = alarm().map_err(|error| AgentError::System("make a timer", error))?;
         self.listen()?;
         // only after the socket proved that no other agent is running
         self.marks.begin();
@@ -496,7 +502,7 @@ impl Agent {
                 () = self.disk_changed.notified() => Happened::Time,
                 event = self.events.recv(), if is_awaited => event.map_or(Happened::Time, |event| Happened::Event(Box::new(event))),
                 call = self.calls.recv(), if is_awaited => call.map_or(Happened::Time, Happened::Call),
-                () = sleep(wait) => Happened::Time,
+                () = over(&alarm, wait) => Happened::Time,
             };
             self.main_token.busy();
             self.faults.point(MAIN_LOOP);
@@ -806,10 +812,25 @@ enum Happened {
     Time,
 }
 
-async fn sleep(wait: Option<Duration>) {
-    match wait {
-        Some(wait) => tokio::time::sleep(wait).await,
-        None => std::future::pending().await,
+#[expect(
+    deprecated,
+    reason = "what replaces it is unsafe, for types whose descriptor may change: an alarm has one, which it owns"
+)]
+fn alarm() -> std::io::Result<AsyncFd<Alarm>> {
+    AsyncFd::with_interest(Alarm::new()?, Interest::READABLE)
+}
+
+/// Waits until this time is over; `None`: for ever.
+async fn over(alarm: &AsyncFd<Alarm>, wait: Option<Duration>) {
+    if let Err(error) = alarm.get_ref().set(wait) {
+        log::error!("cannot set a timer: {error}");
+        return tokio::time::sleep(ALARM_FAILED).await;
+    }
+    // readable is also what was so before it was set anew
+    while let Ok(mut readable) = alarm.readable().await {
+        if let Ok(Ok(())) = readable.try_io(|alarm| alarm.get_ref().went_off()) {
+            return;
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //!
 //! Leaves to others: all decisions.
 
+mod alarm;
 mod beneath;
 mod claim;
 mod clocks;
@@ -39,6 +40,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use crate::exit::RecordedExit;
 use crate::files::{DurableFiles, Files, Kind, ReadError};
 
+pub use alarm::Alarm;
 pub use beneath::{Beneath, open_beneath};
 pub use claim::{Awaited, Claim, Holder, claim, holders};
 pub use clocks::LinuxClocks;
