@@ -1173,6 +1173,26 @@ mod tests {
     }
 
     #[test]
+    fn container_that_does_not_end_is_killed_again() {
+        let mut opened = Opened::new("stubborn");
+        opened.adopt();
+        let bundle = opened.workloads.places.bundle(&id());
+        fs::write(bundle.join(SHIM), r#"{"version":2,"shim":{}}"#).unwrap();
+        let _held = lock(&bundle).unwrap().unwrap();
+        opened.workloads.judge(&id());
+        opened.workloads.kill_container(&id()).unwrap();
+        let kill_at = |opened: &Opened| opened.workloads.containers[&id()].stop.as_ref().unwrap().kill_at;
+        let again = kill_at(&opened);
+        assert!(opened.workloads.containers[&id()].was_killed && again <= Instant::now() + RETRY);
+        let due = |opened: &mut Opened, now: Instant| {
+            opened.workloads.kill_due(now, now + Duration::from_secs(60));
+            kill_at(opened)
+        };
+        assert_eq!(due(&mut opened, again - Duration::from_millis(1)), again, "not yet");
+        assert_eq!(due(&mut opened, again), again + RETRY);
+    }
+
+    #[test]
     fn start_that_meets_a_copied_lock_is_answered() {
         let mut opened = Opened::new("copied");
         opened.adopt();
