@@ -81,7 +81,7 @@ const HELD_UP_LOOK: Duration = Duration::from_millis(500);
 /// of the runtime.
 const LAST_SIGNAL: Duration = Duration::from_millis(1);
 
-/// What is waited for when the timer cannot be set.
+/// How long the loop sleeps if the timer cannot be set.
 const ALARM_FAILED: Duration = Duration::from_secs(1);
 
 /// The local configuration is invalid: `EX_CONFIG` of sysexits.h.
@@ -723,10 +723,7 @@ impl Agent {
             Action::Use(effective) => self.use_config(&effective),
             Action::ConsumeEvidence => self.loops.disk(DiskOrder::ConsumeEvidence),
             Action::Sweep { keep } => self.loops.disk(DiskOrder::Sweep(keep)),
-            Action::ReadHostFacts => {
-                self.loops.disk(DiskOrder::ReadHostFacts);
-                self.loops.disk_if_free(DiskOrder::CheckBadConfigs);
-            }
+            Action::ReadHostFacts => self.loops.disk(DiskOrder::ReadHostFacts),
             Action::Request(request) => self.loops.request(self.node.server(), request),
             Action::Renew { request, deadline } => self.loops.renew(self.node.server(), request, deadline),
             Action::WatchNode(order) => self.loops.watch_node(self.node.server(), order),
@@ -814,19 +811,19 @@ enum Happened {
 
 #[expect(
     deprecated,
-    reason = "what replaces it is unsafe, for types whose descriptor may change: an alarm has one, which it owns"
+    reason = "its successor is unsafe, for types that name another descriptor later: this one cannot"
 )]
 fn alarm() -> std::io::Result<AsyncFd<Alarm>> {
     AsyncFd::with_interest(Alarm::new()?, Interest::READABLE)
 }
 
-/// Waits until this time is over; `None`: for ever.
+/// Waits for this time; `None`: for ever.
 async fn over(alarm: &AsyncFd<Alarm>, wait: Option<Duration>) {
     if let Err(error) = alarm.get_ref().set(wait) {
         log::error!("cannot set a timer: {error}");
         return tokio::time::sleep(ALARM_FAILED).await;
     }
-    // readable is also what was so before it was set anew
+    // it may still count as readable from before it was set
     while let Ok(mut readable) = alarm.readable().await {
         if let Ok(Ok(())) = readable.try_io(|alarm| alarm.get_ref().went_off()) {
             return;

@@ -33,6 +33,7 @@ use rest::Rest;
 use shutdown::Shutdown;
 use static_files::StaticFilesLoop;
 use std::collections::BTreeSet;
+use std::iter;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -138,8 +139,13 @@ impl Loops {
                     hang.gate(kedge_core::DISK_LOOP);
                 },
                 |order| {
-                    if let Some(event) = disk.perform(order) {
-                        let _ = to.blocking_send(event);
+                    // the same wake-up serves a look at the list
+                    let then =
+                        matches!(order, DiskOrder::ReadHostFacts).then_some(DiskOrder::CheckBadConfigs);
+                    for order in iter::once(order).chain(then) {
+                        if let Some(event) = disk.perform(order) {
+                            let _ = to.blocking_send(event);
+                        }
                     }
                 },
             );
@@ -311,11 +317,6 @@ impl Loops {
         drop(self.disk);
         let by = Instant::now() + limit;
         has_finished(&self.disk_thread, by) && static_files.is_none_or(|files| files.end(by))
-    }
-
-    /// Does not wait: for orders that may be skipped while the disk is busy.
-    pub(crate) fn disk_if_free(&self, order: DiskOrder) {
-        let _ = self.disk.try_send(order);
     }
 
     /// From now on only the connection of renewals is kept while it is idle.
