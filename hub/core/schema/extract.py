@@ -2,9 +2,9 @@
 """Writes types.txt: field names, protobuf numbers, types and merge rules of the Kubernetes objects the hub knows.
 
 The facts come from two crates of generated types, read as source text, and from Kubernetes' own declarations:
-`k8s-openapi` (exact JSON names, required fields, descriptions), `k8s-pb` (`+patchMergeKey`, `+listType`
-markers), and the struct tags of the Go modules k8s.io/api and k8s.io/apimachinery (field numbers, embedded structs, which
-fields leave out a zero). A number is compared with k8s-pb, which has it from another source, by a test of `protobuf_numbers.rs`.
+`k8s-openapi` (exact JSON names, descriptions), `k8s-pb` (`+patchMergeKey`, `+listType` markers), and the Go modules k8s.io/api and
+k8s.io/apimachinery (by struct tags field numbers, embedded structs, and which fields leave out a zero; by markers which fields
+are required and which texts are one of a few, as upstream's OpenAPI has it). A number is compared with k8s-pb, which has it from another source, by a test of `protobuf_numbers.rs`.
 The version is that of the Kubernetes whose API the hub says it serves (`KUBERNETES` in hub/src/server/health.rs).
 Run by hand when Kubernetes' API moves on; GO_SRC_DIR holds k8s.io/api and k8s.io/apimachinery:
     hub/core/schema/extract.py REGISTRY_SRC_DIR GO_SRC_DIR > hub/core/schema/types.txt
@@ -19,44 +19,6 @@ authorization/v1/LocalSubjectAccessReview meta/v1/DeleteOptions meta/v1/Status""
 # Fields that are ours: the form of the first proposal; upstream reserved its number for exactly this.
 OURS = {"core/v1/NodeConfigSource": [
     ("configMapRef 1 core/v1/ObjectReference", "ConfigMapRef is a reference to a ConfigMap, pinned by its UID.")]}
-# The values of fields that upstream declares as enumerations; neither crate has them.
-ENUMS = {
-    "core/v1/Container imagePullPolicy": "Always IfNotPresent Never",
-    "core/v1/Container terminationMessagePolicy": "FallbackToLogsOnError File",
-    "core/v1/ContainerPort protocol": "SCTP TCP UDP",
-    "core/v1/EphemeralContainer imagePullPolicy": "Always IfNotPresent Never",
-    "core/v1/EphemeralContainer terminationMessagePolicy": "FallbackToLogsOnError File",
-    "core/v1/HTTPGetAction scheme": "HTTP HTTPS",
-    "core/v1/HostPathVolumeSource type": "~ BlockDevice CharDevice Directory DirectoryOrCreate File FileOrCreate Socket",
-    "core/v1/ImageVolumeSource pullPolicy": "Always IfNotPresent Never",
-    "core/v1/NamespaceStatus phase": "Active Terminating",
-    "core/v1/NodeSelectorRequirement operator": "DoesNotExist Exists Gt In Lt NotIn",
-    "core/v1/NodeStatus phase": "Pending Running Terminated",
-    "core/v1/PersistentVolumeClaimSpec volumeMode": "Block Filesystem",
-    "core/v1/PodSecurityContext fsGroupChangePolicy": "Always OnRootMismatch",
-    "core/v1/PodSecurityContext supplementalGroupsPolicy": "Merge Strict",
-    "core/v1/PodSpec dnsPolicy": "ClusterFirst ClusterFirstWithHostNet Default None",
-    "core/v1/PodSpec preemptionPolicy": "Never PreemptLowerPriority",
-    "core/v1/PodSpec restartPolicy": "Always Never OnFailure",
-    "core/v1/PodStatus phase": "Failed Pending Running Succeeded Unknown",
-    "core/v1/PodStatus qosClass": "BestEffort Burstable Guaranteed",
-    "core/v1/AppArmorProfile type": "Localhost RuntimeDefault Unconfined",
-    "core/v1/SeccompProfile type": "Localhost RuntimeDefault Unconfined",
-    "core/v1/SecurityContext procMount": "Default Unmasked",
-    "core/v1/ServicePort protocol": "SCTP TCP UDP",
-    "core/v1/ServiceSpec externalTrafficPolicy": "Cluster Local",
-    "core/v1/ServiceSpec internalTrafficPolicy": "Cluster Local",
-    "core/v1/ServiceSpec ipFamilyPolicy": "PreferDualStack RequireDualStack SingleStack",
-    "core/v1/ServiceSpec sessionAffinity": "ClientIP None",
-    "core/v1/ServiceSpec type": "ClusterIP ExternalName LoadBalancer NodePort",
-    "core/v1/Taint effect": "NoExecute NoSchedule PreferNoSchedule",
-    "core/v1/Toleration effect": "NoExecute NoSchedule PreferNoSchedule",
-    "core/v1/Toleration operator": "Equal Exists Gt Lt",
-    "core/v1/TopologySpreadConstraint nodeAffinityPolicy": "Honor Ignore",
-    "core/v1/TopologySpreadConstraint nodeTaintsPolicy": "Honor Ignore",
-    "core/v1/TopologySpreadConstraint whenUnsatisfiable": "DoNotSchedule ScheduleAnyway",
-    "apps/v1/DaemonSetUpdateStrategy type": "OnDelete RollingUpdate",
-}
 # Types that are one value on the wire of JSON.
 SCALARS = {"Time": "time", "MicroTime": "microtime", "Quantity": "quantity", "IntOrString": "intorstring",
            "FieldsV1": "raw", "RawExtension": "raw"}
@@ -69,11 +31,29 @@ def newest(pattern):
     return found[-1]
 
 
+def is_required(options, markers):
+    """whether upstream's generator of OpenAPI calls a field required"""
+    if "required" in markers:
+        return True
+    return "optional" not in markers and "omitempty" not in options
+
+
 def go_structs(root, package):
-    """{type: {JSON name: (number, omitzero, by value)}} of one types.go; `2.19` is field 19 of the embedded struct that is field 2"""
+    """{type: {JSON name: (number, omitzero, by value, required, values)}} of one types.go; `2.19` is field 19 of the embedded struct that is field 2"""
     part = "apimachinery/pkg/apis/meta/v1" if package == "meta/v1" else f"api/{package}"
-    structs, embedded, fields = {}, [], None
+    structs, embedded, fields, markers, enums = {}, [], None, set(), {}
     for line in open(f"{root}/k8s.io/{part}/types.go"):
+        if found := re.match(r"\s*// ?\+(\w+)$", line):
+            markers.add(found.group(1))
+            continue
+        if re.match(r"\s*//", line):
+            continue
+        if found := re.match(r"type (\w+) string$", line):
+            if "enum" in markers:
+                enums[found.group(1)] = []
+        elif found := re.match(r'\s*(?:const )?\w+\s+(\w+)\s+= "([^"]*)"', line):
+            if found.group(1) in enums:
+                enums[found.group(1)].append(found.group(2))
         if found := re.match(r"type (\w+) struct \{", line):
             fields = structs.setdefault(found.group(1), {})
         elif line.startswith("}"):
@@ -87,7 +67,12 @@ def go_structs(root, package):
             # a pointer is absent or a value; a list or map is absent when empty, which `conform` sees to
             value = not kind.startswith(("*", "map[", "[]")) or kind == "[]byte"
             json, _, options = json.partition(",")
-            fields[json] = (number, value and "omitempty" in options, value and "omitzero" not in options)
+            fields[json] = (number, value and "omitempty" in options, value and "omitzero" not in options, is_required(options, markers),
+                            kind.lstrip("*"))
+        markers = set()
+    for of in structs.values():
+        for json, (*rest, kind) in of.items():
+            of[json] = (*rest, sorted(enums.get(kind, [])))
     for fields, name, number in embedded:
         fields.update({json: (f"{number}.{inner}", *rest) for json, (inner, *rest) in structs[name].items()})
     return structs
@@ -120,7 +105,7 @@ def plain(text):
 
 
 def openapi_type(root, package, name):
-    """description, [(rust field, JSON name, rust type, required, description)]"""
+    """description, [(rust field, JSON name, rust type, description)]"""
     part = "apimachinery/pkg/apis/meta/v1" if package == "meta/v1" else f"api/{package}"
     file = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
     path = f"{root}/{part}/{file}.rs"
@@ -140,9 +125,8 @@ def openapi_type(root, package, name):
             docs.append(line[3:].strip())
         elif found := re.match(r"pub (?:r#)?(\w+): (.*),$", line):
             rust, kind = found.groups()
-            required = not kind.startswith("Option<") and "ObjectMeta" not in kind
             kind = re.sub(r"^Option<(.*)>$", r"\1", kind)
-            fields.append((rust, names.get(rust, rust), kind, required, plain(" ".join(docs))))
+            fields.append((rust, names.get(rust, rust), kind, plain(" ".join(docs))))
             docs = []
     return plain(described), fields
 
@@ -218,17 +202,15 @@ def main(registry, go):
         print(f"\n{name}{atomic} | {described}")
         for words, text in OURS.get(name, []):
             print(f"  {words} | {text}")
-        for rust, json, rust_type, required, text in fields:
+        for rust, json, rust_type, text in fields:
             if json in ("apiVersion", "kind") and json not in numbers:
                 continue
-            number, omitzero, by_value = numbers.get(json, ("0", False, False))
+            number, omitzero, by_value, required, values = numbers.get(json, ("0", False, False, False, []))
             rule = merge_rule(markers.get(rust.replace("_", ""), []))
             words = field_words(json, number, omitzero, by_value, shape(rust_type, todo), required, rule)
-            if values := ENUMS.pop(f"{name} {json}", ""):
-                words += " enum=" + values.replace("~", "").replace(" ", ",")
+            if values:
+                words += " enum=" + ",".join(values)
             print(f"  {words} | {text}")
-    if ENUMS:
-        sys.exit(f"no such fields: {', '.join(ENUMS)}")
 
 
 main(*sys.argv[1:])

@@ -514,6 +514,38 @@ mod tests {
     }
 
     #[test]
+    fn required_fields_and_values_are_upstreams() {
+        let core = document_value("", "v1");
+        let of = |name: &str| &core["components"]["schemas"][format!("io.k8s.api.core.v1.{name}")];
+        for (name, required) in [
+            ("LocalObjectReference", json!(null)),
+            ("ConfigMapEnvSource", json!(null)),
+            ("SecretEnvSource", json!(null)),
+            ("ConfigMapProjection", json!(null)),
+            ("SecretProjection", json!(null)),
+            ("ConfigMapKeySelector", json!(["key"])),
+            ("SecretKeySelector", json!(["key"])),
+            ("Event", json!(["involvedObject", "metadata"])),
+            ("Container", json!(["name"])),
+        ] {
+            assert_eq!(of(name)["required"], required, "{name}");
+        }
+        for (name, field, values) in [
+            ("VolumeMount", "mountPropagation", json!(["Bidirectional", "HostToContainer", "None"])),
+            ("AzureDiskVolumeSource", "cachingMode", json!(["None", "ReadOnly", "ReadWrite"])),
+            ("AzureDiskVolumeSource", "kind", json!(["Dedicated", "Managed", "Shared"])),
+            ("Container", "imagePullPolicy", json!(["Always", "IfNotPresent", "Never"])),
+        ] {
+            assert_eq!(of(name)["properties"][field]["enum"], values, "{name}.{field}");
+        }
+        let signals = of("Lifecycle")["properties"]["stopSignal"]["enum"].as_array().unwrap();
+        assert_eq!((signals.len(), signals.contains(&json!("SIGTERM"))), (65, true));
+        let events = document_value("events.k8s.io", "v1");
+        let event = &events["components"]["schemas"]["io.k8s.api.events.v1.Event"];
+        assert_eq!(event["required"], json!(["eventTime"]));
+    }
+
+    #[test]
     fn clients_find_field_validation_by_kind() {
         let document = document_value("", "v1");
         let patch = &document["paths"]["/api/v1/namespaces/{namespace}/configmaps/{name}"]["patch"];

@@ -108,7 +108,8 @@ fn walk(of: &'static Type, path: &Path, visit: &mut dyn FnMut(&Path, &'static Ty
     }
 }
 
-/// Every struct below the spec to which defaults add something.
+/// Every struct below the spec to which defaults add something. None is applied that is empty and stays so: it goes with the last field
+/// that others had in it, upstream too.
 fn sites() -> Vec<Site> {
     let mut sites = Vec::new();
     let root = KIND.schema();
@@ -127,14 +128,26 @@ fn sites() -> Vec<Site> {
             let with = at(path, of, other);
             let defaulted = stored(with.clone(), None);
             let added = found(&defaulted, path) != found(&with, path);
-            let sibling = siblings.next().map(|(field, of)| at(&[parents, &[field]].concat(), of, None));
+            let is_hollow =
+                of.fields.iter().any(|field| field.required && is_struct(field) && with_empty(field));
+            let sibling = siblings.next().map(|(field, of)| {
+                let path = [parents, &[field]].concat();
+                let empty = at(&path, of, None);
+                let stays_so = found(&stored(empty.clone(), None), &path) == &json!({});
+                let scalar = of.fields.iter().find(|field| !has_message(&field.shape));
+                if stays_so { at(&path, of, scalar) } else { empty }
+            });
             let name = path.iter().map(|field| field.name).collect::<Vec<_>>().join(".");
-            if added {
+            if added && !is_hollow {
                 sites.push(Site { with, sibling, name });
             }
         }
     });
     sites
+}
+
+fn with_empty(field: &'static Field) -> bool {
+    value_of(&field.shape, &field.values) == json!({})
 }
 
 /// With defaults, as a write stores it; its managers stay.

@@ -69,17 +69,21 @@ fn is_in(of: Form, step: &Step, branch: &Branch) -> bool {
     branch.member || (is_named && !branch.below.is_empty())
 }
 
-/// The value of an omitted key field; upstream's only default of a key.
-fn default_key(name: &str) -> Option<Value> {
-    (name == "protocol").then(|| Value::from("TCP"))
+/// The value of an omitted key field; upstream's only defaults of keys.
+fn default_key(item: &Shape, name: &str) -> Option<Value> {
+    match (item, name) {
+        (_, "protocol") => Some("TCP".into()),
+        (Shape::Message("core/v1/LocalObjectReference"), "name") => Some("".into()),
+        _ => None,
+    }
 }
 
 /// The step of an item of a list with these keys; the error names the missing key.
-fn keyed_step(keys: &'static str, item: &Value) -> Result<Step, &'static str> {
+fn keyed_step(keys: &'static str, shape: &Shape, item: &Value) -> Result<Step, &'static str> {
     let mut found = Map::new();
     for key in keys.split('+') {
         let value = item.get(key).filter(|value| !value.is_null()).cloned();
-        let value = value.or_else(|| default_key(key)).ok_or(key)?;
+        let value = value.or_else(|| default_key(shape, key)).ok_or(key)?;
         found.insert(key.to_owned(), value);
     }
     Ok(Step::Key(Value::Object(found).to_string()))
@@ -89,7 +93,7 @@ fn keyed_step(keys: &'static str, item: &Value) -> Result<Step, &'static str> {
 /// upstream cannot identify either, is identified by its index.
 fn steps(of: Form, items: &[Value]) -> Option<Vec<Step>> {
     let step = |(index, item): (usize, &Value)| match of {
-        Form::KeyedList(keys, _) => keyed_step(keys, item).unwrap_or(Step::Index(index as u64)),
+        Form::KeyedList(keys, shape) => keyed_step(keys, shape, item).unwrap_or(Step::Index(index as u64)),
         _ => Step::Item(item.to_string()),
     };
     matches!(of, Form::KeyedList(..) | Form::SetList).then(|| items.iter().enumerate().map(step).collect())
@@ -127,7 +131,7 @@ fn check_lists_below(of: Form, value: &Value, path: &Path<'_>) -> Result<(), Str
             let mut seen = BTreeSet::new();
             for (index, item) in items.iter().enumerate() {
                 let step = match of {
-                    Form::KeyedList(keys, _) => keyed_step(keys, item).map_err(|key| {
+                    Form::KeyedList(keys, shape) => keyed_step(keys, shape, item).map_err(|key| {
                         format!(
                             ".{}: element {index}: associative list with keys has an element that omits key field {key:?}",
                             path.text()
@@ -417,6 +421,19 @@ mod tests {
                         "f:ports": {"k:{\"containerPort\":80,\"protocol\":\"TCP\"}": {".": {}, "f:containerPort": {}}},
                         "f:env": {"k:{\"name\":\"E\"}": {".": {}, "f:name": {}, "f:value": {}}}}}}}}})
         );
+    }
+
+    #[test]
+    fn item_without_a_key_has_upstreams_default_of_it() {
+        let port = json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "ports": [{"containerPort": 80}]}],
+            "imagePullSecrets": [{}]}}}});
+        check_lists(of(SET), &port).unwrap();
+        let owned = fields_of(of(SET), &port).to_value();
+        let spec = &owned["f:spec"]["f:template"]["f:spec"];
+        assert_eq!(spec["f:imagePullSecrets"], json!({"k:{\"name\":\"\"}": {}}));
+        let nameless = json!({"spec": {"template": {"spec": {"containers": [{}]}}}});
+        let why = check_lists(of(SET), &nameless).unwrap_err();
+        assert!(why.ends_with("has an element that omits key field \"name\""), "{why}");
     }
 
     #[test]
