@@ -44,8 +44,21 @@ fn controller(revision: &Value) -> String {
 }
 
 fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
+    // Go's name of what is there in place of an object; an older hub took it
+    let found = match &new["data"] {
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Null | Value::Object(_) => "",
+    };
     if new["data"].is_null() {
         errors.push(FieldError::required("data", "data is mandatory"));
+    } else if !found.is_empty() && old.is_none() {
+        let why = format!(
+            "error parsing data: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+        );
+        errors.push(FieldError::invalid("data", "<value omitted>", &why));
     }
     if let Some(number) = new["revision"].as_i64().filter(|number| *number < 0) {
         errors.push(FieldError::invalid("revision", number, "must be greater than or equal to 0"));
@@ -75,6 +88,16 @@ mod tests {
             None,
             &["revision: Invalid value: -1: must be greater than or equal to 0"],
         );
+        for (data, found) in
+            [(json!("x"), "string"), (json!(5), "number"), (json!(true), "bool"), (json!([1]), "array")]
+        {
+            let why = format!(
+                "data: Invalid value: \"<value omitted>\": error parsing data: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+            );
+            let revision = json!({"data": data, "revision": 1});
+            check(revision.clone(), None, &[&why]);
+            check(revision.clone(), Some(revision), &[]);
+        }
         check(json!({"data": {"spec": 1}, "revision": 2}), Some(first.clone()), &[]);
         check(
             json!({"data": {"spec": 2}, "revision": 2}),

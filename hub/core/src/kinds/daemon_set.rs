@@ -6,9 +6,9 @@
 use serde_json::{Value, json};
 
 use super::kind::Kind;
-use super::pod_spec::{self, Of};
-use super::rules;
+use super::pod_spec::{self, Of, annotations};
 use super::table::{Column, age};
+use super::{meta, rules};
 use crate::field_error::{FieldError, FieldErrors};
 use crate::value::{at, text};
 
@@ -139,8 +139,13 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     let template = &spec["template"]["spec"];
     // a template that an older hub accepted must not keep the controller from writing the status
     if old.is_none_or(|old| old["spec"]["template"] != spec["template"]) {
+        let meta = &spec["template"]["metadata"];
+        rules::labels(meta, "labels", "spec.template", errors);
+        let path = "spec.template.annotations";
+        meta::validate_annotations(meta, path, errors);
+        annotations::validate(meta, template, |_| true, path, errors);
         pod_spec::validate(template, Of::Template, "spec.template.spec", errors);
-        rules::labels(&spec["template"]["metadata"], "labels", "spec.template", errors);
+        annotations::validate_agreement(meta, template, "spec.template.spec", errors);
     }
     let policy = text(template, &["restartPolicy"]);
     if matches!(policy, "OnFailure" | "Never") {

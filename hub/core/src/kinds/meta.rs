@@ -39,7 +39,7 @@ pub fn validate(kind: &Kind, object: &Value, errors: &mut FieldErrors) {
         errors.push(FieldError::invalid("metadata.generation", number, why));
     }
     validate_labels(meta, errors);
-    validate_annotations(meta, errors);
+    validate_annotations(meta, "metadata.annotations", errors);
     validate_finalizers(meta, errors);
     validate_owners(meta, errors);
 }
@@ -77,7 +77,7 @@ fn completed(base: &str) -> String {
 }
 
 /// Finalizers of Kubernetes' own, which need no domain.
-const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
+pub(super) const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
 
 /// Refuses a finalizer that has neither a domain nor a standard name. A finalizer that the object already has
 /// may stay: an older hub accepted it, and the object must remain changeable.
@@ -130,17 +130,18 @@ fn validate_labels(meta: &Value, errors: &mut FieldErrors) {
     }
 }
 
-fn validate_annotations(meta: &Value, errors: &mut FieldErrors) {
+/// The annotations of an object or template; errors name the map.
+pub(super) fn validate_annotations(meta: &Value, path: &str, errors: &mut FieldErrors) {
     let mut total = 0;
     for (key, value) in entries(meta, "annotations") {
         // upstream lowers the key first: annotation keys may carry upper case prefixes
         if let Some(complaint) = qualified_name_complaint(&key.to_lowercase()) {
-            errors.push(FieldError::invalid("metadata.annotations", key.as_str(), &complaint));
+            errors.push(FieldError::invalid(path, key.as_str(), &complaint));
         }
         total += key.len() + value.len();
     }
     if total > TOTAL_ANNOTATION_BYTES {
-        errors.push(FieldError::too_long("metadata.annotations", TOTAL_ANNOTATION_BYTES));
+        errors.push(FieldError::too_long(path, TOTAL_ANNOTATION_BYTES));
     }
 }
 

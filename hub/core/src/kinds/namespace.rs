@@ -4,8 +4,8 @@ use kedge_api::NODE_LEASE_NAMESPACE;
 use serde_json::{Value, json};
 
 use super::kind::{Kind, Selectable};
-use super::names;
 use super::table::{Column, age};
+use super::{meta, names};
 use crate::field_error::{FieldError, FieldErrors};
 use crate::pod_security;
 use crate::value::text;
@@ -52,7 +52,12 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
     new["metadata"]["labels"][NAME_LABEL] = name.into();
     match old {
         None => {
-            new["spec"]["finalizers"] = json!([FINALIZER]);
+            let finalizers = &mut new["spec"]["finalizers"];
+            match finalizers.as_array_mut() {
+                Some(given) if given.iter().any(|given| given == FINALIZER) => {}
+                Some(given) => given.push(FINALIZER.into()),
+                None => *finalizers = json!([FINALIZER]),
+            }
             new["status"] = json!({"phase": "Active"});
         }
         // as upstream, finalizers change only through the finalize subresource
@@ -64,12 +69,51 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     pod_security::label_errors(new, old).into_iter().for_each(|error| errors.push(error));
     let finalizers = new["spec"]["finalizers"].as_array().map_or(&[][..], Vec::as_slice);
     for (index, finalizer) in finalizers.iter().filter_map(Value::as_str).enumerate() {
-        let path = format!("spec.finalizers[{index}]");
+        // upstream names the place only where they change later
+        let path =
+            if old.is_none() { "spec.finalizers".to_owned() } else { format!("spec.finalizers[{index}]") };
         if let Some(complaint) = names::qualified_name_complaint(finalizer) {
             errors.push(FieldError::invalid(path, finalizer, &complaint));
-        } else if finalizer != FINALIZER && !finalizer.contains('/') {
+        } else if !meta::STANDARD_FINALIZERS.contains(&finalizer) && !finalizer.contains('/') {
             let why = "name is neither a standard finalizer name nor is it fully qualified";
             errors.push(FieldError::invalid(path, finalizer, why));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn given_finalizers_stay_beside_the_hubs() {
+        let made = |finalizers: Value| {
+            let mut namespace = json!({"metadata": {"name": "n"}, "spec": {"finalizers": finalizers}});
+            prepare(&mut namespace, None);
+            namespace["spec"]["finalizers"].clone()
+        };
+        assert_eq!(made(Value::Null), json!(["kubernetes"]));
+        assert_eq!(made(json!(["a.dev/b"])), json!(["a.dev/b", "kubernetes"]));
+        assert_eq!(made(json!(["kubernetes", "a.dev/b"])), json!(["kubernetes", "a.dev/b"]));
+        let mut changed = json!({"metadata": {"name": "n"}, "spec": {"finalizers": ["a.dev/b"]}});
+        prepare(&mut changed, Some(&json!({"spec": {"finalizers": ["kubernetes"]}})));
+        assert_eq!(changed["spec"]["finalizers"], json!(["kubernetes"]), "only finalize changes them");
+    }
+
+    #[test]
+    fn finalizers_are_standard_or_have_a_domain() {
+        let check = |finalizer: &str, old: Option<&Value>, expect: &[&str]| {
+            let namespace = json!({"spec": {"finalizers": [finalizer]}});
+            let mut errors = FieldErrors::default();
+            validate(&namespace, old, &mut errors);
+            assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
+        };
+        for good in ["kubernetes", "orphan", "foregroundDeletion", "a.dev/b"] {
+            check(good, None, &[]);
+        }
+        let why =
+            "Invalid value: \"nope\": name is neither a standard finalizer name nor is it fully qualified";
+        check("nope", None, &[&format!("spec.finalizers: {why}")]);
+        check("nope", Some(&json!({})), &[&format!("spec.finalizers[0]: {why}")]);
     }
 }

@@ -61,6 +61,11 @@ fn cells(node: &Value, now: time::OffsetDateTime) -> Vec<Value> {
         "" => "<unknown>".to_owned(),
         value => value.to_owned(),
     };
+    let mut kernel = info("kernelVersion");
+    let architecture = text(node, &["status", "nodeInfo", "architecture"]);
+    if !architecture.is_empty() {
+        kernel = format!("{kernel} ({architecture})");
+    }
     vec![
         text(node, &["metadata", "name"]).into(),
         status(node).into(),
@@ -70,7 +75,7 @@ fn cells(node: &Value, now: time::OffsetDateTime) -> Vec<Value> {
         address(node, "InternalIP").into(),
         address(node, "ExternalIP").into(),
         info("osImage").into(),
-        info("kernelVersion").into(),
+        kernel.into(),
         info("containerRuntimeVersion").into(),
     ]
 }
@@ -178,6 +183,9 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
         validate_networks(&new["spec"], errors);
     }
     if let Some(old) = old {
+        if text(old, &["spec", "externalID"]) != text(new, &["spec", "externalID"]) {
+            errors.push(FieldError::forbidden("spec.externalID", "may not be updated"));
+        }
         for (field, called) in [("podCIDR", "podCIDR"), ("podCIDRs", "podCIDR"), ("providerID", "providerID")]
         {
             let (was, is) = (&old["spec"][field], &new["spec"][field]);
@@ -409,6 +417,35 @@ mod tests {
             Some(networks(&["10.0.1.0/24"])),
             &["spec.podCIDRs: Forbidden: node updates may not change podCIDR except from \"\" to valid"],
         );
+    }
+
+    #[test]
+    fn external_id_stays() {
+        let node =
+            |id: Option<&str>| id.map_or(json!({"spec": {}}), |id| json!({"spec": {"externalID": id}}));
+        let why = "spec.externalID: Forbidden: may not be updated";
+        for (was, is, expect) in [
+            (Some("a"), Some("a"), &[][..]),
+            (None, Some(""), &[]),
+            (None, Some("a"), &[why]),
+            (Some("a"), None, &[why]),
+            (Some("a"), Some("b"), &[why]),
+        ] {
+            let mut errors = FieldErrors::default();
+            validate(&node(is), Some(&node(was)), &mut errors);
+            assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
+        }
+    }
+
+    #[test]
+    fn kernel_is_shown_with_its_architecture() {
+        let kernel = |info: Value| {
+            let node = json!({"status": {"nodeInfo": info}});
+            cells(&node, time::OffsetDateTime::UNIX_EPOCH)[8].clone()
+        };
+        assert_eq!(kernel(json!({"kernelVersion": "6.12", "architecture": "amd64"})), "6.12 (amd64)");
+        assert_eq!(kernel(json!({"kernelVersion": "6.12"})), "6.12");
+        assert_eq!(kernel(json!({})), "<unknown>");
     }
 
     #[test]

@@ -6,12 +6,13 @@
 
 use std::collections::BTreeSet;
 
+use kedge_api::pod_numbers::DEADLINE_SECS;
 use kedge_api::{NODE_USER_PREFIX, NOT_READY_TAINT, UNREACHABLE_TAINT};
 use serde_json::{Map, Value, json};
 
 use super::kind::{Kind, Selectable};
 use super::pod_spec::resources::amount;
-use super::pod_spec::{self, Of};
+use super::pod_spec::{self, Of, annotations};
 use super::pod_status;
 use super::rules;
 use super::table::{Column, age, since};
@@ -351,6 +352,9 @@ fn forbids(pod: &Value) -> Option<String> {
             "the string value of PreemptionPolicy ({policy}) {computed} {PREEMPTION} from the given PriorityClass name"
         )),
         _ if !runtime.is_empty() => Some(format!("pod rejected: RuntimeClass {runtime:?} not found")),
+        _ if spec.get("overhead").is_some() => Some(
+            "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead".to_owned(),
+        ),
         _ => None,
     }
 }
@@ -382,24 +386,43 @@ fn quality_of_service(spec: &Value) -> &'static str {
 
 fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     let Some(old) = old else {
-        pod_spec::validate(&new["spec"], Of::Pod, "spec", errors);
-        return;
+        let (meta, spec) = (&new["metadata"], &new["spec"]);
+        annotations::validate(meta, spec, |_| true, ANNOTATIONS, errors);
+        pod_spec::validate(spec, Of::Pod, "spec", errors);
+        if !text(spec, &["nodeName"]).is_empty() && !items(spec, &["schedulingGates"]).is_empty() {
+            let why = "cannot be set until all schedulingGates have been cleared";
+            errors.push(FieldError::forbidden("spec.nodeName", why));
+        }
+        return annotations::validate_agreement(meta, spec, "spec", errors);
     };
-    validate_mirror(new, old, errors);
+    validate_annotations(new, old, errors);
     validate_changes(&old["spec"], &new["spec"], errors);
     pod_status::validate(new, old, errors);
 }
 
+const ANNOTATIONS: &str = "metadata.annotations";
+
 /// A mirror pod stays one, and another pod cannot become one: the annotation decides to whom the pod is
-/// charged.
-fn validate_mirror(new: &Value, old: &Value, errors: &mut FieldErrors) {
-    let annotation = |pod: &Value| at(pod, &["metadata", "annotations", MIRROR_ANNOTATION]).cloned();
-    let why = match (annotation(old), annotation(new)) {
-        (was, is) if was == is => return,
-        (Some(_), _) => "may not remove or update mirror pod annotation",
-        (None, _) => "may not add mirror pod annotation",
+/// charged. Nor does the profile of a container change, which it gets when it starts. Other annotations are
+/// judged only where they change: an older hub accepted them as they are.
+fn validate_annotations(new: &Value, old: &Value, errors: &mut FieldErrors) {
+    let value = |pod: &Value, key: &str| at(pod, &["metadata", "annotations", key]).cloned();
+    let fixed = |key: &str| match key {
+        MIRROR_ANNOTATION => Some("mirror pod annotation"),
+        _ => key.starts_with(annotations::APP_ARMOR).then_some("AppArmor annotations"),
     };
-    errors.push(FieldError::forbidden(format!("metadata.annotations[{MIRROR_ANNOTATION}]"), why));
+    for (part, act) in [(old, "remove or update"), (new, "add")] {
+        for (key, _) in rules::entries(&part["metadata"], "annotations") {
+            let (was, is) = (value(old, key), value(new, key));
+            let happened = if act == "add" { was.is_none() } else { was != is };
+            if let Some(called) = fixed(key).filter(|_| happened) {
+                let why = format!("may not {act} {called}");
+                errors.push(FieldError::forbidden(format!("{ANNOTATIONS}[{key}]"), &why));
+            }
+        }
+    }
+    let changes = |key: &str| value(old, key) != value(new, key);
+    annotations::validate(&new["metadata"], &new["spec"], changes, ANNOTATIONS, errors);
 }
 
 /// Upstream's short error for cases where the long one below would hide the mistake.
@@ -419,22 +442,7 @@ fn validate_changes(old: &Value, new: &Value, errors: &mut FieldErrors) {
             pod_spec::validate_image(text(container, &["image"]), &path, errors);
         }
     }
-    let deadline = |spec: &Value| spec["activeDeadlineSeconds"].as_i64();
-    match (deadline(old), deadline(new)) {
-        (Some(was), Some(is)) if is > was => {
-            let why = "must be less than or equal to previous value";
-            errors.push(FieldError::invalid("spec.activeDeadlineSeconds", is, why));
-        }
-        (Some(_), None) => {
-            let why = "must not update from a positive integer to nil value";
-            errors.push(FieldError::invalid("spec.activeDeadlineSeconds", Value::Null, why));
-        }
-        (_, Some(_)) => {
-            let path = "spec.activeDeadlineSeconds";
-            rules::between(&new["activeDeadlineSeconds"], 0..=i32::MAX.into(), path, errors);
-        }
-        _ => {}
-    }
+    validate_deadline(old, new, errors);
     if items(old, &["tolerations"]) != items(new, &["tolerations"]) {
         pod_spec::scheduling::validate_tolerations(new, "spec", errors);
     }
@@ -451,6 +459,29 @@ fn validate_changes(old: &Value, new: &Value, errors: &mut FieldErrors) {
     }
     if fixed_part(old) != fixed_part(new) {
         errors.push(FieldError::forbidden("spec", MAY_CHANGE));
+    }
+}
+
+/// A deadline may be set, and be made shorter.
+fn validate_deadline(old: &Value, new: &Value, errors: &mut FieldErrors) {
+    let field = "activeDeadlineSeconds";
+    let path = format!("spec.{field}");
+    match (old[field].as_i64(), new[field].as_i64()) {
+        (was, is) if was == is => {}
+        (_, None) => {
+            let why = "must not update from a positive integer to nil value";
+            errors.push(FieldError::invalid(path, Value::Null, why));
+        }
+        (was, Some(is)) => {
+            // as that of any pod, and as a change
+            let range = 0..=i32::MAX.into();
+            for range in [DEADLINE_SECS, range.clone()] {
+                rules::between(&new[field], range, &path, errors);
+            }
+            if range.contains(&is) && was.is_some_and(|was| was < is) {
+                errors.push(FieldError::invalid(path, is, "must be less than or equal to previous value"));
+            }
+        }
     }
 }
 
@@ -624,6 +655,86 @@ mod tests {
     }
 
     #[test]
+    fn deadline_may_be_set_and_become_shorter() {
+        let path = "spec.activeDeadlineSeconds: Invalid value:";
+        let of = |secs: Option<i64>| {
+            pod(|pod| {
+                if let Some(secs) = secs {
+                    pod["spec"]["activeDeadlineSeconds"] = secs.into();
+                }
+            })
+        };
+        let positive = "must be between 1 and 2147483647, inclusive";
+        let not_negative = "must be between 0 and 2147483647, inclusive";
+        for (was, is, expect) in [
+            (None, Some(5), vec![]),
+            (Some(5), Some(4), vec![]),
+            (Some(5), Some(5), vec![]),
+            // of an older hub
+            (Some(0), Some(0), vec![]),
+            (Some(5), Some(6), vec![format!("{path} 6: must be less than or equal to previous value")]),
+            (
+                Some(5),
+                None,
+                vec![format!("{path} null: must not update from a positive integer to nil value")],
+            ),
+            (Some(5), Some(0), vec![format!("{path} 0: {positive}")]),
+            (None, Some(-1), vec![format!("{path} -1: {positive}"), format!("{path} -1: {not_negative}")]),
+            (
+                Some(5),
+                Some(i64::MAX),
+                vec![
+                    format!("{path} {}: {positive}", i64::MAX),
+                    format!("{path} {}: {not_negative}", i64::MAX),
+                ],
+            ),
+        ] {
+            let expect: Vec<&str> = expect.iter().map(String::as_str).collect();
+            check(&of(is), Some(&of(was)), &expect);
+        }
+    }
+
+    #[test]
+    fn annotations_of_pods_are_judged_where_they_change() {
+        let armor = "container.apparmor.security.beta.kubernetes.io/c";
+        let with = |key: &str, value: &str| pod(|pod| pod["metadata"]["annotations"][key] = value.into());
+        let plain = pod(|_| {});
+        let mirror = "metadata.annotations[kubernetes.io/config.mirror]";
+        let unbound =
+            format!("{mirror}: Invalid value: \"x\": must set spec.nodeName if mirror pod annotation is set");
+        check(&with(MIRROR_ANNOTATION, "x"), None, &[&unbound]);
+        let added = format!("{mirror}: Forbidden: may not add mirror pod annotation");
+        check(&with(MIRROR_ANNOTATION, "x"), Some(&plain), &[&added, &unbound]);
+        let removed = format!("{mirror}: Forbidden: may not remove or update mirror pod annotation");
+        check(&plain, Some(&with(MIRROR_ANNOTATION, "x")), &[&removed]);
+        let is = |act: &str| {
+            format!("metadata.annotations[{armor}]: Forbidden: may not {act} AppArmor annotations")
+        };
+        check(&with(armor, "unconfined"), Some(&plain), &[&is("add")]);
+        check(&with(armor, "unconfined"), Some(&with(armor, "runtime/default")), &[&is("remove or update")]);
+        check(&plain, Some(&with(armor, "unconfined")), &[&is("remove or update")]);
+        // an older hub took it
+        check(&with(armor, "odd"), Some(&with(armor, "odd")), &[]);
+        let seccomp = "seccomp.security.alpha.kubernetes.io/pod";
+        let why = format!(
+            "metadata.annotations.{seccomp}: Invalid value: \"odd\": must be a valid seccomp profile"
+        );
+        check(&with(seccomp, "odd"), None, &[&why]);
+        check(&with(seccomp, "odd"), Some(&plain), &[&why]);
+        check(&with(seccomp, "odd"), Some(&with(seccomp, "odd")), &[]);
+    }
+
+    #[test]
+    fn gated_pod_has_no_node() {
+        let gated = pod(|pod| {
+            pod["spec"]["schedulingGates"] = json!([{"name": "example.com/g"}]);
+            pod["spec"]["nodeName"] = "n".into();
+        });
+        let why = "spec.nodeName: Forbidden: cannot be set until all schedulingGates have been cleared";
+        check(&gated, None, &[why]);
+    }
+
+    #[test]
     fn a_pod_is_bound_once() {
         let to = |node: &str| json!({"metadata": {"name": "p"}, "target": {"name": node}});
         let mut bound = pod(|_| {});
@@ -693,6 +804,8 @@ mod tests {
         );
         check(json!({"priorityClassName": "high"}), "no PriorityClass with name high was found");
         check(json!({"runtimeClassName": "gvisor"}), "pod rejected: RuntimeClass \"gvisor\" not found");
+        let overhead = "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead";
+        check(json!({"overhead": {"cpu": "1"}}), overhead);
         let made = pod(|_| {});
         assert_eq!(made["spec"]["priority"], 0);
     }

@@ -5,6 +5,7 @@
 //! twice changes nothing. Leaves to others: whether a node can run it. Options of Windows and of volumes that
 //! need a cloud are not checked; a node refuses options that it does not support, with an event.
 
+pub(super) mod annotations;
 mod containers;
 pub(super) mod resources;
 pub(super) mod scheduling;
@@ -802,6 +803,32 @@ mod tests {
             &[
                 ".projected: Invalid value: \"m\": conflicting duplicate paths",
                 ".projected.sources[2].serviceAccountToken.expirationSeconds: Invalid value: 599: may not specify a duration less than 10 minutes",
+            ],
+        );
+        let claim = |spec: Value| json!({"ephemeral": {"volumeClaimTemplate": {"spec": spec}}});
+        of(json!({"ephemeral": {}}), &[".ephemeral.volumeClaimTemplate: Required value"]);
+        let claimed = ".ephemeral.volumeClaimTemplate.spec";
+        let modes = format!("{claimed}.accessModes: Required value: at least 1 access mode is required");
+        let size = format!("{claimed}.resources[storage]");
+        of(claim(json!({})), &[&modes, &format!("{size}: Required value")]);
+        let with = |modes: Value, size: &str| json!({"accessModes": modes, "resources": {"requests": {"storage": size}}});
+        of(claim(with(json!(["ReadWriteOnce"]), "1Gi")), &[]);
+        of(
+            claim(with(json!(["ReadWriteOncePod", "ReadOnlyMany"]), "0")),
+            &[
+                &format!(
+                    "{claimed}.accessModes: Forbidden: may not use ReadWriteOncePod with other access modes"
+                ),
+                &format!("{size}: Invalid value: \"0\": must be greater than zero"),
+            ],
+        );
+        of(
+            claim(with(json!(["Any"]), "-1")),
+            &[
+                &format!(
+                    "{claimed}.accessModes: Unsupported value: \"Any\": supported values: \"ReadOnlyMany\", \"ReadWriteMany\", \"ReadWriteOnce\", \"ReadWriteOncePod\""
+                ),
+                &format!("{size}: Invalid value: \"-1\": must be greater than or equal to 0"),
             ],
         );
         of(

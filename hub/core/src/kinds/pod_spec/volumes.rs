@@ -136,12 +136,57 @@ fn validate_source(volume: &Value, is_pod: bool, path: &str, errors: &mut Errors
         }
         "projected" => validate_projected(source, &path, errors),
         "csi" => validate_csi(source, &path, errors),
-        "ephemeral" if source.get("volumeClaimTemplate").is_none() => {
-            errors.push(FieldError::required(format!("{path}.volumeClaimTemplate"), ""));
+        "ephemeral" => {
+            let path = format!("{path}.volumeClaimTemplate");
+            match source.get("volumeClaimTemplate") {
+                Some(template) => validate_claim(&template["spec"], &format!("{path}.spec"), errors),
+                None => errors.push(FieldError::required(path, "")),
+            }
         }
         "image" => rules::one_of(source, "pullPolicy", &["Always", "IfNotPresent", "Never"], &path, errors),
         _ => {}
     }
+}
+
+/// How a claimed volume may be used.
+const ACCESS_MODES: [&str; 4] = ["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
+const ONE_POD: &str = "ReadWriteOncePod";
+
+/// A claim that is made with its pod.
+fn validate_claim(claim: &Value, path: &str, errors: &mut Errors) {
+    let modes: Vec<&str> = list(claim, "accessModes").iter().filter_map(Value::as_str).collect();
+    let path_of_modes = format!("{path}.accessModes");
+    if modes.is_empty() {
+        errors.push(FieldError::required(path_of_modes.as_str(), "at least 1 access mode is required"));
+    }
+    rules::label_selector(&claim["selector"], &format!("{path}.selector"), errors);
+    for mode in modes.iter().filter(|mode| !ACCESS_MODES.contains(mode)) {
+        errors.push(FieldError::unsupported(path_of_modes.as_str(), *mode, &ACCESS_MODES));
+    }
+    if modes.contains(&ONE_POD) && modes.iter().any(|mode| *mode != ONE_POD) {
+        let why = "may not use ReadWriteOncePod with other access modes";
+        errors.push(FieldError::forbidden(path_of_modes, why));
+    }
+    let path_of_size = format!("{path}.resources[storage]");
+    match claim["resources"]["requests"]["storage"].as_str() {
+        None => errors.push(FieldError::required(path_of_size, "")),
+        Some(size) => {
+            let amount = Quantity::parse(size);
+            if amount.is_some_and(|amount| amount < Quantity::ZERO) {
+                let why = "must be greater than or equal to 0";
+                errors.push(FieldError::invalid(path_of_size, size, why));
+            } else if amount == Some(Quantity::ZERO) {
+                errors.push(FieldError::invalid(path_of_size, size, "must be greater than zero"));
+            }
+        }
+    }
+    rules::name(
+        text(claim, &["storageClassName"]),
+        NameRule::Subdomain,
+        &format!("{path}.storageClassName"),
+        errors,
+    );
+    rules::optional_one_of(claim, "volumeMode", &["Block", "Filesystem"], path, errors);
 }
 
 fn validate_empty_dir(source: &Value, path: &str, errors: &mut Errors) {
