@@ -25,8 +25,10 @@ use kedge_hub_core::state::Page;
 
 /// Warnings sent with one answer; more would not fit a client's header limits.
 const MAX_WARNINGS: usize = 16;
-/// Longest warning; upstream cuts there too.
-const MAX_WARNING_BYTES: usize = 256;
+/// Longest warning where all together have more than [`ALL_WARNINGS_CHARS`]; upstream cuts there too.
+const MAX_WARNING_CHARS: usize = 256;
+/// Most characters of all warnings of an answer whole.
+const ALL_WARNINGS_CHARS: usize = 4096;
 
 /// Longest answer that is indented; indenting costs several times its size.
 pub(super) const MAX_PRETTY_BYTES: usize = 1024 * 1024;
@@ -291,8 +293,11 @@ fn imf_fixdate(time: OffsetDateTime) -> String {
 
 /// Adds `Warning: 299 - "..."` headers.
 pub(super) fn warn(response: &mut Response<Body>, warnings: &[String]) {
-    for warning in warnings.iter().take(MAX_WARNINGS) {
-        let plain: String = warning.chars().filter(|c| !c.is_control()).take(MAX_WARNING_BYTES).collect();
+    let shown = &warnings[..warnings.len().min(MAX_WARNINGS)];
+    let all: usize = shown.iter().map(|warning| warning.chars().count()).sum();
+    let most = if all > ALL_WARNINGS_CHARS { MAX_WARNING_CHARS } else { ALL_WARNINGS_CHARS };
+    for warning in shown {
+        let plain: String = warning.chars().filter(|c| !c.is_control()).take(most).collect();
         let quoted = plain.replace('\\', "\\\\").replace('"', "\\\"");
         if let Ok(value) = header::HeaderValue::from_bytes(format!("299 - \"{quoted}\"").as_bytes()) {
             response.headers_mut().append(header::WARNING, value);

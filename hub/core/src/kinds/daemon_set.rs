@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use super::kind::Kind;
-use super::pod_spec::{self, Of, annotations};
+use super::pod_spec::{self, Of, annotations, warnings};
 use super::table::{Column, age};
 use super::{meta, rules};
 use crate::field_error::{FieldError, FieldErrors};
@@ -43,6 +43,7 @@ pub static DAEMON_SET: Kind = Kind {
     convert,
     prepare,
     validate,
+    warnings,
     ..Kind::USUAL
 };
 
@@ -131,6 +132,11 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
     if new["metadata"].is_object() {
         new["metadata"]["annotations"][TEMPLATE_GENERATION] = count.to_string().into();
     }
+}
+
+fn warnings(new: &Value, old: Option<&Value>) -> Vec<String> {
+    let old = old.map(|old| &old["spec"]["template"]);
+    warnings::of_change(&new["spec"]["template"], old, "spec.template.")
 }
 
 fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {

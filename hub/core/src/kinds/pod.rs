@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::kind::{Kind, Selectable};
 use super::pod_spec::resources::amount;
-use super::pod_spec::{self, Of, annotations};
+use super::pod_spec::{self, Of, annotations, warnings};
 use super::pod_status;
 use super::rules;
 use super::table::{Column, age, since};
@@ -85,6 +85,7 @@ pub static POD: Kind = Kind {
     ],
     forbids,
     validate,
+    warnings,
     ..Kind::USUAL
 };
 
@@ -382,6 +383,15 @@ fn quality_of_service(spec: &Value) -> &'static str {
         })
     };
     if containers().all(guaranteed) { "Guaranteed" } else { "Burstable" }
+}
+
+/// A mirror pod, which a node made of its own manifest, has no reader.
+fn warnings(new: &Value, old: Option<&Value>) -> Vec<String> {
+    if is_mirror(new) {
+        return Vec::new();
+    }
+    let name = warnings::of_name(text(new, &["metadata", "name"])).filter(|_| old.is_none());
+    name.into_iter().chain(warnings::of_change(new, old, "")).collect()
 }
 
 fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {

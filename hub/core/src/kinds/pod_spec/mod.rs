@@ -11,6 +11,7 @@ pub(super) mod resources;
 pub(super) mod scheduling;
 mod security;
 mod volumes;
+pub(super) mod warnings;
 
 use std::collections::BTreeSet;
 
