@@ -6,10 +6,10 @@
 
 use std::fmt;
 
-use kedge_api::excerpt;
+use kedge_api::{excerpt, excerpt_of};
 use serde_json::{Value, json};
 
-use crate::field_error::{FieldError, FieldErrors};
+use crate::field_error::{FieldError, FieldErrors, SHOWN_CHARS};
 use crate::kinds::Kind;
 
 /// A refused request.
@@ -260,7 +260,8 @@ impl ApiError {
         } else {
             format!("{}.{}", kind.kind, kind.group)
         };
-        let name = excerpt(name);
+        // whole, as far as names go
+        let name = excerpt_of(name, SHOWN_CHARS);
         let mut error = ApiError::new(422, "Invalid", format!("{qualified} {name:?} is invalid: {all}"))
             .about(kind, &name);
         error.details["kind"] = kind.kind.into();
@@ -368,6 +369,12 @@ mod tests {
             ApiError::invalid(&kinds::LEASE, "x", &errors),
             422,
             "Lease.coordination.k8s.io \"x\" is invalid: [spec.a: Required value: must be set, b: Invalid value: 1: too small]",
+        );
+        let long = "x".repeat(253);
+        check(
+            ApiError::invalid(&kinds::NODE, &long, &errors[..1]),
+            422,
+            &format!("Node {long:?} is invalid: spec.a: Required value: must be set"),
         );
         check(
             ApiError::invalid(&kinds::NODE, "x", &errors[..1]),

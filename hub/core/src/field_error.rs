@@ -17,7 +17,7 @@ pub struct FieldError {
 }
 
 /// Characters of a wrong value, and of a path, that a message repeats: clients choose both.
-const SHOWN_CHARS: usize = 256;
+pub(crate) const SHOWN_CHARS: usize = 256;
 /// Errors in one answer; the others are counted. A body of 3 MiB has room for a hundred thousand.
 pub const SHOWN_ERRORS: usize = 32;
 

@@ -161,10 +161,59 @@ fn events_and_leases_need_their_times_and_authors() {
         let text = refused["message"].as_str().unwrap();
         assert!(text.contains(&format!("{field}: Required value")), "{field}: {text}");
     }
+    let newer = json!({"metadata": {"name": "e"}, "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal",
+        "regarding": {"kind": "Node", "name": "n"}});
+    let refused = client.post("/apis/events.k8s.io/v1/namespaces/default/events", &newer).expect(422);
+    let text = refused["message"].as_str().unwrap();
+    assert!(text.contains("reportingController: Required value"), "{text}");
+    assert!(!text.contains("reportingComponent"), "{text}");
     let lease = |time: &str| json!({"metadata": {"name": "l"}, "spec": {"renewTime": time}});
     client.post(LEASES, &lease("2026-01-01T00:00:00Z")).expect(400);
     let made = client.post(LEASES, &lease("2026-01-01T01:00:00.000000+01:00")).expect(201);
     assert_eq!(made["spec"]["renewTime"], "2026-01-01T00:00:00.000000Z");
+}
+
+/// Through the whole server, with upstream's words; the rules themselves are tested beside them.
+#[test]
+fn rules_and_warnings_of_pods_reach_their_authors() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = |name: &str, spec: Value, annotations: Value| {
+        let mut pod = json!({"metadata": {"name": name, "annotations": annotations},
+            "spec": {"containers": [{"name": "c", "image": "i:1"}]}});
+        pod["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        pod
+    };
+    let gates = json!({"nodeName": "n", "schedulingGates": [{"name": "x.dev/y"}]});
+    for (spec, annotations, code, words) in [
+        (
+            json!({"overhead": {"cpu": "1"}}),
+            json!({}),
+            403,
+            "Pod Overhead set without corresponding RuntimeClass",
+        ),
+        (gates, json!({}), 422, "spec.nodeName: Forbidden: cannot be set until all schedulingGates"),
+        (json!({}), json!({"kubernetes.io/config.mirror": "x"}), 422, "must set spec.nodeName if mirror pod"),
+    ] {
+        let refused = client.post(pods, &pod("p", spec, annotations)).expect(code);
+        let text = refused["message"].as_str().unwrap();
+        assert!(text.contains(words), "{text}");
+    }
+    let aliases = json!({"hostAliases": [{"ip": "1.1.1.1"}, {"ip": "1.1.1.1"}]});
+    let made = client.post(pods, &pod("a.b", aliases, json!({})));
+    let warnings = made.header("warning").join("\n");
+    for words in ["used in the Pod's hostname", "regex used for validation is '[a-z0-9]", "duplicate ip"] {
+        assert!(warnings.contains(words), "{words}: {warnings}");
+    }
+    made.expect(201);
+    // of what was there nobody is told again
+    let labeled = client.patch("merge", &format!("{pods}/a.b"), &json!({"metadata": {"labels": {"l": "v"}}}));
+    assert_eq!(labeled.header("warning"), [""; 0]);
+    let long = "n".repeat(250);
+    let refused = client.post(pods, &pod(&long, json!({"restartPolicy": "x"}), json!({}))).expect(422);
+    let text = refused["message"].as_str().unwrap();
+    assert!(text.starts_with(&format!("Pod {long:?} is invalid: ")), "{text}");
 }
 
 #[test]

@@ -144,6 +144,11 @@ fn cells(event: &Value, now: time::OffsetDateTime) -> Vec<Value> {
 /// Upstream's rules. An event is in the namespace of its object, or in `default` if that has none. One with
 /// an `eventTime`, as newer clients write it, must also name its reporter and action.
 fn validate(new: &Value, _old: Option<&Value>, errors: &mut FieldErrors) {
+    validate_with(new, "reportingComponent", errors);
+}
+
+/// The rules of both types; `reporter` is what the reporting program is called in the type that was sent.
+pub(super) fn validate_with(new: &Value, reporter: &str, errors: &mut FieldErrors) {
     let timed = !text(new, &["eventTime"]).is_empty();
     let namespace = text(new, &["metadata", "namespace"]);
     let about = involved(new, "namespace");
@@ -158,7 +163,7 @@ fn validate(new: &Value, _old: Option<&Value>, errors: &mut FieldErrors) {
         errors.push(FieldError::invalid("involvedObject.namespace", about, why));
     }
     if timed {
-        validate_timed(new, errors);
+        validate_timed(new, reporter, errors);
     }
 }
 
@@ -166,12 +171,12 @@ fn validate(new: &Value, _old: Option<&Value>, errors: &mut FieldErrors) {
 const TEXT_BYTES: [(&str, usize); 4] =
     [("reportingInstance", 128), ("action", 128), ("reason", 128), ("message", 1024)];
 
-fn validate_timed(event: &Value, errors: &mut FieldErrors) {
-    let reporter = text(event, &["reportingComponent"]);
-    if reporter.is_empty() {
-        errors.push(FieldError::required("reportingComponent", ""));
+fn validate_timed(event: &Value, reporter: &str, errors: &mut FieldErrors) {
+    let named = text(event, &["reportingComponent"]);
+    if named.is_empty() {
+        errors.push(FieldError::required(reporter, ""));
     }
-    rules::label_key(reporter, "reportingComponent", errors);
+    rules::label_key(named, reporter, errors);
     for (field, limit) in TEXT_BYTES {
         let found = text(event, &[field]);
         if found.is_empty() && field != "message" {
@@ -226,7 +231,8 @@ mod tests {
             &["message: Invalid value: \"\": can have at most 1024 characters"],
         );
         let mut errors = FieldErrors::default();
-        validate_timed(&json!({"reportingInstance": "i", "action": "a", "reason": "r"}), &mut errors);
+        let event = json!({"reportingInstance": "i", "action": "a", "reason": "r"});
+        validate_timed(&event, "reportingComponent", &mut errors);
         assert_eq!(errors[0].to_string(), "reportingComponent: Required value");
     }
 

@@ -85,6 +85,8 @@ fn stored(event: Value) -> Value {
 }
 
 fn validate(new: &Value, old: Option<&Value>, errors: &mut Errors) {
+    // upstream's errors have the names of the core type, but for this field
+    event::validate_with(new, "reportingController", errors);
     let series = new.get("series");
     if old.and_then(|old| old.get("series")) != series
         && let Some(series) = series
