@@ -38,6 +38,9 @@ const PIECES_AT_A_TIME: usize = 16;
 const PIECES_AHEAD: usize = 2;
 /// Answers from this size on are compressed; upstream's threshold and level.
 const COMPRESSED_FROM: usize = 128 * 1024;
+/// The same for discovery, which kubectl reads before its first command and then every few hours: twice 4 KB,
+/// in which the same names repeat.
+const DISCOVERY_COMPRESSED_FROM: usize = 2 * 1024;
 const LEVEL: u32 = 1;
 
 /// Answers up to this size charge their caller nothing: that much is already reckoned for its connection.
@@ -245,8 +248,8 @@ impl Made {
 /// The facts of a request and its answer that decide how the answer is sent.
 #[derive(Debug, Clone, Copy)]
 struct Sending {
-    /// The client accepts gzip.
-    asked: bool,
+    /// The client accepts gzip for an answer from this size on.
+    compressed_from: Option<usize>,
     /// The request changed nothing, so its client may repeat it.
     only_reads: bool,
     bytes: usize,
@@ -255,7 +258,7 @@ struct Sending {
 
 impl Sending {
     fn compresses(self) -> bool {
-        self.asked && self.bytes >= COMPRESSED_FROM
+        self.compressed_from.is_some_and(|least| self.bytes >= least)
     }
 
     /// True if threads for large requests make the answer.
@@ -300,6 +303,7 @@ pub(super) fn finish(
 ) -> Response<Body> {
     let asked =
         parts.method != Method::HEAD && accepts_gzip(request::header(&parts.headers, "accept-encoding"));
+    let compressed_from = asked.then(|| compressed_from(parts.uri.path()));
     let only_reads = matches!(parts.method, Method::GET | Method::HEAD);
     let (mut head, mut body) = response.into_parts();
     let (bytes, renders, cost) = match &body {
@@ -329,11 +333,18 @@ pub(super) fn finish(
         items.lend(&reader);
         held.reader = Some(reader);
     }
-    let sending = Sending { asked, only_reads, bytes, renders };
+    let sending = Sending { compressed_from, only_reads, bytes, renders };
     let mut response = formed(server, slot, Response::from_parts(head, body), sending);
     // the connection keeps it until the answer is sent
     response.extensions_mut().insert(held);
     response
+}
+
+fn compressed_from(path: &str) -> usize {
+    match path {
+        "/api" | "/apis" => DISCOVERY_COMPRESSED_FROM,
+        _ => COMPRESSED_FROM,
+    }
 }
 
 /// Turns the answer into a long one, if it is long.
@@ -511,7 +522,8 @@ mod tests {
     #[test]
     fn long_answers_are_made_elsewhere_and_paid_for() {
         let check = |asked, renders, bytes, compresses, elsewhere| {
-            let sending = Sending { asked, only_reads: true, bytes, renders };
+            let compressed_from = bool::then_some(asked, COMPRESSED_FROM);
+            let sending = Sending { compressed_from, only_reads: true, bytes, renders };
             let found = (sending.compresses(), sending.elsewhere());
             assert_eq!(found, (compresses, elsewhere), "{sending:?}");
             let is_parsed = matches!(sending.work(), Work::Parsed(paid) if paid == bytes);

@@ -13,6 +13,9 @@ fn decompressed(body: &[u8]) -> Vec<u8> {
     text
 }
 
+/// What kubectl asks for before its first command.
+const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
 #[test]
 fn long_answers_are_compressed_for_clients_that_ask() {
     let hub = Hub::new();
@@ -33,6 +36,8 @@ fn long_answers_are_compressed_for_clients_that_ask() {
         (&*format!("{MAPS}/large"), "application/json"),
         (&*format!("{MAPS}?includeObject=Object"), table),
         ("/openapi/v3/api/v1", "application/json"),
+        ("/api", DISCOVERY),
+        ("/apis", DISCOVERY),
     ] {
         let plain = client.send("GET", path, &[("accept", accept)], b"");
         let short = client.send("GET", path, &gzip(accept), b"");
@@ -48,8 +53,10 @@ fn long_answers_are_compressed_for_clients_that_ask() {
         client.try_on_the_same("GET", "/version").unwrap();
     }
     // short answers are not, and watches never
-    let short = client.send("GET", "/version", &gzip("*/*"), b"");
-    assert_eq!(short.header("content-encoding").len(), 0);
+    for path in ["/version", "/api", "/api/v1"] {
+        let short = client.send("GET", path, &gzip("application/json"), b"");
+        assert_eq!(short.header("content-encoding").len(), 0, "{path}");
+    }
     let watch = format!("{MAPS}?watch=true&timeoutSeconds=1");
     let watch = client.send("GET", &watch, &gzip("*/*"), b"");
     assert_eq!(watch.header("content-encoding").len(), 0);
