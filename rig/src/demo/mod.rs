@@ -82,7 +82,7 @@ impl Demo {
             pods.start_registry()?;
         }
         for name in NODES {
-            console.say(Tone::Command, &format!("kedge-hub node-kubeconfig {name} > {name}/kubeconfig"));
+            console.say(Tone::Command, &format!("kedge-hub node-kubeconfig {name} --out {name}/kubeconfig"));
             let mut options = AgentOptions::new(&program);
             if let Ok(pods) = &pods {
                 pods.options(name, &mut options);
@@ -252,7 +252,7 @@ impl Demo {
         self.kubectl_of(hub.kubectl(), &create_arguments("edge-fixed", &[("kubelet", &path)]))?;
         let uid = uid_of(hub.kubectl(), "edge-fixed")?;
         self.names.push((uid.clone(), "edge-fixed (of the other hub)".to_owned()));
-        self.console.say(Tone::Command, "kedge-hub node-kubeconfig edge-1 > edge-1/kubeconfig");
+        self.console.say(Tone::Command, "kedge-hub node-kubeconfig edge-1 --out edge-1/kubeconfig");
         self.cluster.agent("edge-1").replace_kubeconfig(&hub.node_kubeconfig("edge-1")?)?;
         self.elsewhere = Some(Elsewhere { view, printed_facts: 0, hub });
         self.until_elsewhere("edge-1 to be Ready there, and to run what it ran", |world| {
