@@ -235,7 +235,8 @@ impl<C: Controller> Runner<C> {
                 tokio::task::yield_now().await;
                 continue;
             }
-            let next_step = decision.next.map(|at| self.start + at);
+            // a time beyond what the machine counts never comes
+            let next_step = decision.next.and_then(|at| self.start.checked_add(at));
             let wake = [next_sweep, next_step].into_iter().flatten().min();
             let waiting_since = Instant::now();
             match wake {

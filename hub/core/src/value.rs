@@ -57,6 +57,11 @@ pub fn seconds(named: i64) -> time::Duration {
     time::Duration::seconds(named.clamp(-bound, bound))
 }
 
+/// The same for arithmetic on times of a process; a negative number of them is none.
+pub fn span(named: i64) -> Duration {
+    seconds(named).try_into().unwrap_or_default()
+}
+
 /// Go's notation, whole numbers only: `1h2m3s`, `500ms`.
 pub fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;

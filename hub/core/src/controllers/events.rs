@@ -148,7 +148,7 @@ impl Events {
 }
 
 fn expiry(made: i64) -> OffsetDateTime {
-    OffsetDateTime::from_unix_timestamp(made).unwrap_or(OffsetDateTime::UNIX_EPOCH) + LIFE
+    OffsetDateTime::from_unix_timestamp(made).unwrap_or(OffsetDateTime::UNIX_EPOCH).saturating_add(LIFE)
 }
 
 fn age(event: &Object) -> (i64, String, String) {

@@ -53,6 +53,7 @@ mod tests {
     mod design_document;
     mod hostile;
     mod maintenance;
+    mod numbers;
     mod pull_ahead;
     mod rollouts;
     mod scheduler;

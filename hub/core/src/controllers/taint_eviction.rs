@@ -23,7 +23,7 @@ use crate::object::{Event, Object};
 use crate::requests::DeleteOptions;
 use crate::selector::Selection;
 use crate::state::Require;
-use crate::value::{rfc3339, set_condition};
+use crate::value::{rfc3339, set_condition, span};
 
 static INPUTS: &[&Kind] = &[&NODE, &POD];
 static OUTPUTS: &[&Kind] = &[&POD, &EVENT];
@@ -296,7 +296,7 @@ fn bears(spec: &Value, taints: &[Value]) -> Option<Duration> {
             return Some(Duration::ZERO);
         };
         if let Some(seconds) = used["tolerationSeconds"].as_i64() {
-            let time = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+            let time = span(seconds);
             shortest = Some(shortest.map_or(time, |known: Duration| known.min(time)));
         }
     }
@@ -368,6 +368,9 @@ mod tests {
         check(json!([one("a", Some(9)), one("b", None)]), Some(9));
         check(json!([one("a", Some(9)), one("b", Some(4))]), Some(4));
         check(json!([one("a", Some(-1)), one("b", Some(4))]), Some(0));
+        // bounded to what the process can add to its own times
+        check(json!([one("a", Some(i64::MAX)), one("b", None)]), Some(i32::MAX as u64));
+        check(json!([one("a", Some(i64::MIN)), one("b", None)]), Some(0));
         // the first toleration of a taint
         check(json!([one("a", Some(9)), one("a", None), one("b", None)]), Some(9));
         check(json!([{"operator": "Exists"}, one("a", Some(9))]), None);

@@ -35,7 +35,7 @@ use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, EVENT, Kind, NODE, POD};
 use crate::object::{Event, Object};
 use crate::requests::DeleteOptions;
 use crate::state::Require;
-use crate::value::{condition, rfc3339, set_condition, text};
+use crate::value::{condition, rfc3339, set_condition, span, text};
 pub(super) use history::short;
 use history::{Current, Revision, Step};
 use kedge_api::PULL_AHEAD_ANNOTATION;
@@ -1014,7 +1014,7 @@ fn minds_failures(
 }
 
 fn min_ready(spec: &Value) -> Duration {
-    Duration::from_secs(spec["minReadySeconds"].as_u64().unwrap_or(0))
+    span(spec["minReadySeconds"].as_i64().unwrap_or(0))
 }
 
 fn is_paused(set: &Value) -> bool {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::taints::{NoExecute, Taints};
 use super::zones::{Census, FEW, MOST_PERCENT, Place, Zones};
-use crate::value::condition;
+use crate::value::{condition, span};
 
 /// Shortest silence after which a node is lost, whatever the flag says: upstream's default since 1.32, longer
 /// than a dead connection takes to be detected.
@@ -113,7 +113,8 @@ impl NodeSight {
 impl LeaseSight {
     /// Reads a Lease stored at `version`.
     pub(super) fn of(lease: &Value, version: u64) -> LeaseSight {
-        LeaseSight { version, duration_secs: lease["spec"]["leaseDurationSeconds"].as_u64().unwrap_or(0) }
+        let named = lease["spec"]["leaseDurationSeconds"].as_i64().unwrap_or(0);
+        LeaseSight { version, duration_secs: span(named).as_secs() }
     }
 }
 
