@@ -54,6 +54,46 @@ fn options(value: Value) -> Vec<u8> {
     value.to_string().into_bytes()
 }
 
+/// Numbers of any size in the body and the query, again and again: a pod goes, at the latest with a grace period of 0.
+#[test]
+fn deletion_takes_numbers_of_any_size() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    let numbers = [i64::MIN, -1, 0, 1, i64::from(i32::MAX), i64::MAX];
+    for (index, own) in numbers.into_iter().enumerate() {
+        for (other, asked) in numbers.into_iter().enumerate() {
+            let name = format!("p{index}-{other}");
+            let spec = json!({"nodeName": "n", "terminationGracePeriodSeconds": own,
+                "containers": [{"name": "c", "image": "i:1"}]});
+            client.post(PODS, &json!({"metadata": {"name": name}, "spec": spec})).expect(201);
+            let path = format!("{PODS}/{name}");
+            let body =
+                json!({"gracePeriodSeconds": asked, "preconditions": {"resourceVersion": asked.to_string()}});
+            let refused = client.send("DELETE", &path, &[JSON], body.to_string().as_bytes());
+            assert_eq!(refused.code, 409, "{name}: {refused:?}");
+            let body = json!({"gracePeriodSeconds": asked}).to_string();
+            client.send("DELETE", &path, &[JSON], body.as_bytes()).expect(200);
+            for query in [format!("?gracePeriodSeconds={asked}"), String::new()] {
+                let code = client.delete(&format!("{path}{query}")).code;
+                assert!(code == 200 || code == 404, "{name}{query}: {code}");
+            }
+            client.delete(&format!("{path}?gracePeriodSeconds=0"));
+            assert_eq!(client.get(&path).code, 404, "{name}");
+        }
+    }
+    for beyond in ["9223372036854775808", "-9223372036854775809", "1e30", "x"] {
+        let path = format!("{PODS}?gracePeriodSeconds={beyond}");
+        assert_eq!(client.delete(&path).code, 400, "{beyond}");
+        let body = format!("{{\"gracePeriodSeconds\": {}}}", if beyond == "x" { "\"x\"" } else { beyond });
+        assert_eq!(client.send("DELETE", PODS, &[JSON], body.as_bytes()).code, 400, "{beyond}");
+    }
+    for query in
+        ["limit=9223372036854775807", "timeoutSeconds=9223372036854775807", "limit=0", "timeoutSeconds=0"]
+    {
+        assert_eq!(client.get(&format!("{PODS}?{query}")).code, 200, "{query}");
+    }
+}
+
 #[test]
 fn levels_of_pod_security_forbid_and_warn() {
     let hub = Hub::new();

@@ -5,7 +5,7 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use serde_json::{Value, json};
 
 use super::server::{Client, Hub, Outcome, scratch};
-use super::{LEASES, NODES};
+use super::{LEASES, MAPS, NODES};
 
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
@@ -406,6 +406,53 @@ fn lost_store_readmits_nobody_and_reuses_no_version() {
     assert_eq!(Client::new(&kubeconfig, &hub.url).get("/api").code, 401);
     assert_eq!(listed(&hub, "thief")["access"]["reason"], "stolen");
     assert!(version(&hub) > before + 1_000_000_000, "a version is given out twice");
+}
+
+fn copy_all(from: &std::path::Path, to: &std::path::Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_all(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+/// The marker in `pki/` is as old as the store: only nodes know of what was there since.
+#[test]
+fn whole_older_directory_is_met_by_what_nodes_report() {
+    let data = scratch();
+    let (place, older) = (data.path().join("hub"), data.path().join("older"));
+    let version =
+        |value: &Value| value["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap();
+    let hub = Hub::start(&place);
+    let mut node = hub.node("edge-1");
+    node.post(NODES, &json!({"metadata": {"name": "edge-1"}})).expect(201);
+    hub.terminate();
+    copy_all(&place, &older);
+    // each start after a kill begins above what was reserved
+    for _ in 0..3 {
+        Hub::start(&place).kill();
+    }
+    let hub = Hub::start(&place);
+    let made = hub.admin().post(MAPS, &json!({"metadata": {"name": "config"}})).expect(201);
+    let known = version(&made);
+    hub.kill();
+    std::fs::rename(&place, data.path().join("lost")).unwrap();
+    let hub = Hub::start(&older);
+    let mut node = hub.node("edge-1");
+    let map = json!({"namespace": "default", "name": "config", "kubeletConfigKey": "kubelet", "uid": "u",
+        "resourceVersion": made["metadata"]["resourceVersion"]});
+    let before = hub.admin().post(MAPS, &json!({"metadata": {"generateName": "m-"}})).expect(201);
+    assert!(version(&before) < known, "the older directory must be far behind for this test");
+    let status = json!({"status": {"config": {"assigned": {"configMap": map}}}});
+    let reported = node.patch("merge", &format!("{NODES}/edge-1/status"), &status).expect(200);
+    assert!(version(&reported) > known, "{reported}");
+    let next = hub.admin().post(MAPS, &json!({"metadata": {"generateName": "m-"}})).expect(201);
+    assert!(version(&next) > known, "a version is given out twice");
 }
 
 #[test]
