@@ -57,7 +57,7 @@ pub fn seconds(named: i64) -> time::Duration {
     time::Duration::seconds(named.clamp(-bound, bound))
 }
 
-/// The same for arithmetic on times of a process; a negative number of them is none.
+/// The same for arithmetic on times of a process; a negative number counts as zero.
 pub fn span(named: i64) -> Duration {
     seconds(named).try_into().unwrap_or_default()
 }

@@ -1,7 +1,8 @@
-//! Annotations of pods and templates that upstream gives a meaning: profiles of containers, asked for as older clients do, the cost
-//! of a deletion, and the mark of a mirror pod.
+//! Annotations of pods and templates that mean something upstream: profiles of containers in their older form,
+//! the cost of a deletion, and the mark of a mirror pod.
 //!
-//! Always holds: a fault is reported at the path that upstream names. Leaves to others: what the profiles do (the node).
+//! Always holds: a fault is reported at the path that upstream names. Leaves to others: what the profiles do (the
+//! node).
 
 use serde_json::Value;
 
@@ -26,7 +27,7 @@ pub(super) fn containers(spec: &Value) -> impl Iterator<Item = (&'static str, us
     })
 }
 
-/// The annotations in `meta` that `changed` tells to be new, for a pod or template of this spec.
+/// Validates the annotations in `meta` whose keys `changed` accepts, for a pod or template of this spec.
 pub(in crate::kinds) fn validate(
     meta: &Value,
     spec: &Value,
@@ -101,7 +102,8 @@ const PROFILES: [Profile; 2] = [
     },
 ];
 
-/// Where a new pod or a template says the same in an annotation and in a field, the two agree. `path` is that of the spec.
+/// A profile that a new pod or a template names both in an annotation and in a field must be the same in both.
+/// `path` is that of the spec.
 pub(in crate::kinds) fn validate_agreement(meta: &Value, spec: &Value, path: &str, errors: &mut Errors) {
     let annotation = |key: &str| at(meta, &["annotations", key]).and_then(Value::as_str);
     let of_pod = |field: &str| at(spec, &["securityContext", field]);
@@ -116,7 +118,7 @@ pub(in crate::kinds) fn validate_agreement(meta: &Value, spec: &Value, path: &st
         for (list, index, container) in containers(spec) {
             let key = format!("{}{}", profile.annotation, text(container, &["name"]));
             let own = at(container, &["securityContext", profile.field]);
-            // a container without a profile of its own has the pod's, which the annotation of seccomp is not compared with
+            // upstream compares the pod's profile with the containers' annotations only for AppArmor
             let field = own.or_else(|| of_pod(profile.field).filter(|_| !is_seccomp));
             if let (Some(said), Some(field)) = (annotation(&key), field) {
                 let path = format!("{path}.{list}[{index}].securityContext.{}", profile.field);

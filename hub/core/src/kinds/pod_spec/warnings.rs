@@ -1,7 +1,8 @@
-//! What upstream remarks upon in a pod or template that it accepts: what is deprecated, does nothing, or does something else than it
-//! seems to.
+//! Upstream's warnings about a pod or template that is accepted: what is deprecated, has no effect, or has another
+//! effect than it seems to.
 //!
-//! Always holds: only what a change brings is remarked upon. Leaves to others: what is particular to this hub (`requests::advice`).
+//! Always holds: only what a change brings is warned about. Leaves to others: what is particular to this hub
+//! (`requests::advice`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -104,7 +105,7 @@ fn of(pod: &Value, path: &str) -> Vec<String> {
         }
         let key = format!("{APP_ARMOR}{name}");
         let of_pod = at(pod, &["spec", "securityContext", "appArmorProfile"]).is_some();
-        // a pod has been told already, by the set that it is of
+        // only in a template, as upstream
         if !path.is_empty() && has_annotation(pod, &key) && !of_pod && !profile("appArmorProfile") {
             let why = "deprecated since v1.30; use the \"appArmorProfile\" field instead";
             warnings.push(format!("{meta}[{key}]: {why}"));
@@ -254,7 +255,7 @@ fn overlaps(paths: Vec<(&str, String)>, about: &str, warnings: &mut Vec<String>)
             continue;
         }
         for other in before.iter().filter(|other| is_within(one.0, other.0) || is_within(other.0, one.0)) {
-            // a thousand files at one path are half a million pairs
+            // a thousand files at one path make half a million pairs
             if warnings.len() >= MOST {
                 return;
             }
