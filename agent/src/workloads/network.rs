@@ -1,10 +1,12 @@
 //! Networks of pods: finds the configuration, and runs its plugins on a thread of their own.
 //!
-//! Always holds: plugins run one after another, so no two of them meet; one that hangs holds up pods that want a network, and no
-//! others. What ADD began and did not finish is undone by DEL of all plugins, the last one first; DEL goes on after a failure and
-//! reports the first. A plugin goes on when its agent is killed, for what it has done half is known to no other, and none runs before it
-//! has ended; one that is killed itself may leave a chain that its DEL does not find, which is looked for. Leaves to others: when a pod is attached
-//! (`Performer`), what plugins are asked and what their answers mean (`kedge_core::workloads::cni`).
+//! Always holds: plugins run one after another, so no two of them meet; one that hangs holds up pods that
+//! want a network, and no others. After a failed or interrupted ADD, DEL of all plugins undoes it, the last
+//! plugin first; DEL continues after a failure and reports the first one. A plugin survives the death of its
+//! agent, because only it knows which part of its work is done, and no other plugin runs before it has ended;
+//! a plugin that is killed itself may leave a chain of rules that its DEL does not find, so the chain is
+//! searched for. Leaves to others: when a pod is attached (`Performer`), the input of plugins and the meaning
+//! of their answers (`kedge_core::workloads::cni`).
 
 use crate::queue::{Receiver, Sender, channel};
 use kedge_core::PodNetworks;
@@ -21,24 +23,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where a kubelet with containerd has them.
+/// The directory of a kubelet with containerd.
 const CONFIGURATIONS: &str = "/etc/cni/net.d";
-/// Where plugins are: the place of upstream's own packages, then Debian's.
+/// The directories of plugins: of upstream's own packages, then of Debian's.
 const PROGRAMS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
-/// Longest that a plugin may take: bridge takes 0.1 s; a DHCP server, or an agent that asks its API server, takes seconds.
+/// Longest time for a plugin: bridge takes 0.1 s; a DHCP server, or an agent that contacts its API server,
+/// takes seconds.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How long plugins of a killed agent, and what they started, may go on: they end by themselves in 0.1 s, on a slow board in a second.
+/// How long the plugins of a killed agent, and their child processes, may keep running: they usually end by
+/// themselves in 0.1 s, on a slow board in a second.
 const EARLIER_GRACE: Duration = Duration::from_secs(5);
 /// Longest list of rules.
 const RULES_BYTES: usize = 4 * 1024 * 1024;
 /// The programs that list and change rules, by address family.
 const IPTABLES: [(&str, &str); 2] = [("iptables", "iptables-restore"), ("ip6tables", "ip6tables-restore")];
-/// Most names that are looked at in the directory of configurations.
+/// Most names read in the directory of configurations.
 const NAMES: usize = 1000;
-/// Room for an answer of 64 KiB and what is made of it. Only what is used becomes memory.
+/// Room for parsing an answer of 64 KiB. Only pages in use become memory.
 const STACK_BYTES: usize = 256 * 1024;
 
-/// Where the network of pods comes from.
+/// The sources of pods' network.
 #[derive(Debug, Clone)]
 pub struct Plugins {
     /// The directory of configurations.
@@ -50,7 +54,7 @@ pub struct Plugins {
 }
 
 impl Default for Plugins {
-    /// As a node has them.
+    /// The places on a node.
     fn default() -> Self {
         let programs = PROGRAMS.map(PathBuf::from).into();
         Self { configurations: CONFIGURATIONS.into(), programs, limit: LIMIT }
@@ -66,10 +70,10 @@ impl Plugins {
         }
     }
 
-    /// The network that counts, all of whose plugins are there.
+    /// The first configuration by name, whose plugins all exist.
     ///
     /// # Errors
-    /// There is no configuration, or it is not usable: why.
+    /// The configuration is missing or unusable: why.
     pub fn network(&self) -> Result<Network, String> {
         let directory = &self.configurations;
         let listed = match directory.read_dir() {
@@ -99,7 +103,7 @@ impl Plugins {
     }
 }
 
-/// A pod to be attached or detached, by its namespace; None: it has none any more.
+/// A pod to be attached or detached, by its namespace; `None` if that is gone.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) pod: PodUid,
@@ -108,17 +112,17 @@ pub(super) struct Order {
     pub(super) namespace: Option<PathBuf>,
 }
 
-/// What an order came to: of ADD the result of the last plugin.
+/// The outcome of an order: for ADD the result of the last plugin.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) pod: PodUid,
     pub(super) done: Result<Value, String>,
 }
 
-/// Is called when there is an answer.
+/// Called when there is an answer.
 pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
 
-/// The way to the thread, which begins with the first order.
+/// The channel to the thread, which starts with the first order.
 pub(super) struct Networks {
     pub(super) plugins: Plugins,
     lock: PathBuf,
@@ -133,10 +137,10 @@ impl Networks {
         Self { plugins, lock, wake, orders: None, answers: channel() }
     }
 
-    /// Takes an order, which is answered later.
+    /// Passes on an order, which is answered later.
     ///
     /// # Errors
-    /// There can be no thread now.
+    /// The system gives no thread now.
     pub(super) fn order(&mut self, order: Order) -> Result<(), String> {
         let orders = match &self.orders {
             Some(orders) => orders,
@@ -170,11 +174,11 @@ impl Networks {
     }
 }
 
-/// What runs plugins.
+/// The thread that runs plugins.
 struct Worker {
     plugins: Plugins,
     lock_at: PathBuf,
-    /// Locked by us; None: no plugin has run yet.
+    /// Locked by us; `None` before the first plugin.
     lock: Option<File>,
     /// Pods that this worker attached without a failure.
     whole: SortedSet<PodUid>,
@@ -202,7 +206,8 @@ impl Worker {
         }
     }
 
-    /// Removes the rules of a plugin that was killed: DEL finds them by the pod's link, which it removes first.
+    /// Removes the rules of a plugin that was killed: DEL finds them by the pod's link, which it removes
+    /// first.
     fn remove_chain(&self, attachment: &Attachment) -> Result<(), String> {
         if !attachment.network.masquerades() {
             return Ok(());
@@ -263,7 +268,7 @@ impl Worker {
         }
     }
 
-    /// After a failure, whose text it gives.
+    /// Undoes an ADD after a failure, and returns the text of both.
     fn undo(&self, order: &Order, why: String) -> String {
         match self.detach(order) {
             Ok(()) => why,

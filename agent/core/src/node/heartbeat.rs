@@ -1,7 +1,9 @@
-//! The signs of life: the Lease, the status of the Node, and the looks at the host that the status is made of.
+//! The signs of life: the Lease, the status of the Node, and the looks at the host that the status is
+//! composed from.
 //!
-//! Always holds: Lease and status are independent of each other and of the configuration's state; a status is compared with what
-//! the server was last seen to have. Leaves to others: when requests are sent again (`outbox`), the Node itself (`object`).
+//! Always holds: Lease and status are independent of each other and of the configuration's state; a status is
+//! compared with the last known state of the server. Leaves to others: when requests are sent again
+//! (`outbox`), the Node itself (`object`).
 
 use crate::answer::{Answer, Level, Now};
 use crate::config::condition::ConfigOk;
@@ -22,14 +24,15 @@ use kedge_api as api;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// How long a runtime may take to start before the node says that it has none: it adopts a hundred containers in less.
+/// How long a runtime may take to start before the node reports a fault: it adopts a hundred containers in
+/// less.
 const RUNTIME_START: Duration = Duration::from_secs(10);
-/// When it is looked at again if it has not said meanwhile that it works.
+/// When it is looked at again if it has not reported meanwhile that it works.
 const RUNTIME_LOOK: Duration = Duration::from_secs(1);
 
-/// A look at the host joins any other work of the agent in the last eighth of its period, by default a renewal,
-/// so that an idle node wakes once for both. On its own it starts a sixteenth of the period late; otherwise both
-/// would take turns.
+/// A look at the host joins any other work of the agent in the last eighth of its period, by default a
+/// renewal, so that an idle node wakes once for both. On its own it starts a sixteenth of the period late;
+/// otherwise both would take turns.
 const EARLIER: f64 = 1.0 / 8.0;
 const LATER: f64 = 1.0 / 16.0;
 
@@ -50,9 +53,9 @@ impl Due {
 pub(crate) struct Heartbeat {
     pub(crate) lease: LeaseKeeper,
     status: StatusKeeper,
-    /// The status in the outbox, and what it says.
+    /// The status in the outbox, and its content without times.
     offered: Option<(StatusPatch, Value)>,
-    /// What the status said that was accepted last.
+    /// The content of the last accepted status.
     written: Option<Value>,
     rewrites: Rewrites,
     /// A status waits for its pace.
@@ -87,12 +90,13 @@ impl Heartbeat {
         }
     }
 
-    /// The Node as last seen; None if it does not exist. `is_whole`: with its status. The Lease of a new one is claimed at once.
+    /// The Node as last seen; `None` if it does not exist. `is_whole`: with its status. The Lease of a new
+    /// one is claimed at once.
     pub(crate) fn node(&mut self, node: Option<&api::Node>, is_whole: bool, turn: &mut Turn) {
         match node {
             Some(node) if is_whole => self.status.node_seen(node),
             Some(_) => {}
-            // another Node has nothing of what was written
+            // another Node has nothing of the earlier writes
             None => {
                 self.status.node_gone();
                 self.written = None;
@@ -109,13 +113,14 @@ impl Heartbeat {
         (self.offered, self.written) = (None, None);
     }
 
-    // ------------------------------------------------------------------------------------------ host and disk
+    // ------------------------------------------------------------------------------------------ host and
+    // disk
 
     pub(crate) fn pressures(&self) -> &Pressures {
         &self.status.pressures
     }
 
-    /// What is wrong with the node, once it was looked at, and whether all could be read that thresholds are about.
+    /// The node's faults, once it was looked at, and whether all values that have thresholds could be read.
     pub(crate) fn complaints(&self) -> Option<(Complaints, bool)> {
         self.facts().map(|_| (self.status.complaints(), self.status.pressures.is_whole))
     }
@@ -124,8 +129,8 @@ impl Heartbeat {
         self.status.facts()
     }
 
-    /// Takes facts about the host; returns what Events should say of them.
-    /// `floor`: what the last-known-good would do, while a configuration is on trial.
+    /// Takes facts about the host; returns the texts for Events about them. `floor` has the last-known-good's
+    /// limits, while a configuration is on trial.
     pub(crate) fn observe(
         &mut self,
         facts: HostFacts,
@@ -134,7 +139,7 @@ impl Heartbeat {
         turn: &mut Turn,
     ) -> Vec<Notice> {
         self.awaits_host_facts = false;
-        // a restart of the agent is no news of the node's pods
+        // a restart of the agent is not a change of the node's pods
         if facts.runtime == Runtime::Starting && turn.now.mono < self.began.saturating_add(RUNTIME_START) {
             self.host_facts = Due::at(turn.now.mono.saturating_add(RUNTIME_LOOK));
             return Vec::new();
@@ -145,7 +150,7 @@ impl Heartbeat {
         }
         let node = &turn.options.node_name;
         let notice = |reason| {
-            // upstream's words
+            // upstream's text
             let message = format!("Node {node} status is now: {reason}");
             Notice { warning: false, reason, message }
         };
@@ -186,8 +191,8 @@ impl Heartbeat {
 
     // ------------------------------------------------------------------------------------------ the status
 
-    /// `config`: `status.config` on our hub, which keeps it there. What was written before, and somebody else has changed, is written
-    /// again at a pace.
+    /// `config` is `status.config` on our hub, which stores it there. A status that was written before, and
+    /// that somebody else has changed, is written again with growing pauses.
     pub(crate) fn offer_status(
         &mut self,
         config_ok: &ConfigOk,
@@ -217,7 +222,7 @@ impl Heartbeat {
         if let Some((patch, said)) = self.offered.take() {
             let is_again = self.written.as_ref() == Some(&said);
             let (first, longest) = (config.node_status_update_frequency, config.node_status_report_frequency);
-            // a report that is due, and finds what it says, answers nobody
+            // a regular report without a difference answers nobody's change
             if !is_again || patch.differs {
                 self.rewrites.written(turn.now.mono, is_again, first, longest);
             }
@@ -244,7 +249,7 @@ impl Heartbeat {
         if turn.outbox.is_free(now, &key)
             && let Some(request) = self.lease.poll(now)
         {
-            // a Lease has room: its few bytes are wanted before all others
+            // there is room for a Lease: its few bytes come before all others
             let _ = turn.outbox.put(now, key, Order::Renew(request));
         }
     }
@@ -256,7 +261,7 @@ impl Heartbeat {
 
     // ------------------------------------------------------------------------------------------ looking
 
-    /// `is_there`: there is a Node.
+    /// `is_there`: whether there is a Node.
     pub(crate) fn next_deadline(
         &self,
         now: Now,
@@ -391,7 +396,7 @@ mod tests {
             assert!(notices.is_empty() && heartbeat.facts().is_none(), "its runtime starts");
             assert_eq!(heartbeat.host_facts.by, Duration::from_secs(secs) + RUNTIME_LOOK);
         }
-        // one that does not come up is reported in time
+        // a runtime that does not start is reported in time
         let notices =
             bench.at(10, |config, turn| heartbeat.observe(facts(Runtime::Starting), config, None, turn));
         assert!(!notices.is_empty() && heartbeat.facts().is_some());

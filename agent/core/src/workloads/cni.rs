@@ -1,9 +1,10 @@
-//! Networks of pods by CNI (containernetworking/cni, SPEC 0.3 to 1.1): which configuration counts, what each plugin is asked, and what its
-//! answers mean.
+//! Networks of pods by CNI (containernetworking/cni, SPEC 0.3 to 1.1): which configuration is used, the input
+//! of each plugin, and the meaning of its output.
 //!
-//! Always holds: pure. The first file by name counts, as for a kubelet with containerd, and one that is wrong is not passed over: the
-//! next one would be another network. A pod is detached by the configuration that it was attached by, whatever the file says now.
-//! Errors have upstream's words. Leaves to others: the files, the processes, the pod's namespace.
+//! Always holds: pure. The first file by name is used, as for a kubelet with containerd, and an invalid one
+//! is not skipped: the next one would be another network. A pod is detached by the configuration that it was
+//! attached by, even if the file has changed. Errors have upstream's words. Leaves to others: the files, the
+//! processes, the pod's namespace.
 
 use crate::pods::{HostPort, PodSandbox, PodUid};
 use kedge_api::excerpt_of;
@@ -13,17 +14,18 @@ use std::net::IpAddr;
 
 /// Longest configuration: real ones have 1 KiB, and each pod's record keeps its own.
 pub const CONFIG_BYTES: usize = 32 * 1024;
-/// Most plugins of a network: real ones have 2 to 4, and each costs every pod a process at its begin and its end.
+/// Most plugins of a network: real ones have 2 to 4, and each costs every pod a process at its begin and its
+/// end.
 const PLUGINS: usize = 16;
-/// Longest answer of a plugin: real ones have 1 KiB; it is kept, and handed on to the plugins behind.
+/// Longest answer of a plugin: real ones have 1 KiB; it is stored, and passed on to the later plugins.
 pub const ANSWER_BYTES: usize = 64 * 1024;
-/// Most addresses of a pod: one of each family is usual, and each stands in its status.
+/// Most addresses of a pod: one of each family is usual, and each is in its status.
 const ADDRESSES: usize = 8;
-/// Longest text of a plugin's that is shown in an Event.
+/// Longest text of a plugin in an Event.
 const TEXT_CHARS: usize = 512;
-/// The interface that a pod finds.
+/// The name of the interface within the pod.
 pub const INTERFACE: &str = "eth0";
-/// Versions that are spoken, the oldest first. Before 0.3 there were no lists, and answers had another form.
+/// Supported versions, the oldest first. Before 0.3 there were no lists, and answers had another form.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 /// From this version on a plugin gets the result of ADD at DEL.
 const RESULT_AT_DELETE: &str = "0.4.0";
@@ -39,7 +41,7 @@ pub struct Network {
     plugins: Vec<Map<String, Value>>,
 }
 
-/// Of the names in the directory of configurations the one that counts.
+/// The name that is used, of the names in the directory of configurations.
 pub fn first_config(names: impl Iterator<Item = String>) -> Option<String> {
     let is_one = |name: &String| {
         let ending = name.rsplit_once('.').map(|(_, ending)| ending);
@@ -52,7 +54,7 @@ impl Network {
     /// Reads a file of this name.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub fn read(name: &str, text: &[u8]) -> Result<Self, String> {
         let file: Map<String, Value> =
             kedge_api::read::from_slice(text).map_err(|error| shown(&error.to_string()))?;
@@ -97,7 +99,7 @@ fn name_of(file: &Map<String, Value>) -> Result<String, String> {
     Err(format!("name is {:?}, expected 1 to 128 letters, digits, '_', '.' and '-'", excerpt_of(name, 64)))
 }
 
-/// The newest one that both sides know, where the file offers several.
+/// The newest version that both sides know, where the file offers several.
 fn version_of(file: &Map<String, Value>) -> Result<String, String> {
     let one = file.get("cniVersion").and_then(Value::as_str);
     let several = file.get("cniVersions").and_then(Value::as_array).into_iter().flatten();
@@ -118,7 +120,7 @@ fn plugins_of(file: &Map<String, Value>) -> Result<Vec<Map<String, Value>>, Stri
     Ok(list.iter().map(object).collect::<Result<_, _>>()?)
 }
 
-/// It becomes the last part of a path.
+/// Whether it can be the last part of a path.
 fn is_program(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     (1..=64).contains(&name.len()) && name.bytes().all(fits) && !name.starts_with('.')
@@ -128,7 +130,7 @@ fn has_capability(plugin: &Map<String, Value>, name: &str) -> bool {
     plugin.get("capabilities").and_then(|all| all.get(name)).and_then(Value::as_bool) == Some(true)
 }
 
-/// What plugins are asked to do.
+/// The command to plugins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     Add,
@@ -153,7 +155,7 @@ impl Verb {
     }
 }
 
-/// One pod's part of a network: all that is needed to end it again.
+/// One pod's part of a network: everything that its end needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Attachment {
     pub network: Network,
@@ -163,15 +165,16 @@ pub struct Attachment {
     pub arguments: String,
     /// The `runtimeConfig` of plugins that declare capabilities.
     runtime_config: Map<String, Value>,
-    /// What the last plugin answered; None: it has not come so far, and whatever plugins did must be undone.
+    /// The last plugin's answer; `None` if it has not run yet, and the work of the earlier plugins must be
+    /// undone.
     pub result: Option<Value>,
 }
 
 impl Attachment {
-    /// Not begun.
+    /// An attachment that has not begun.
     ///
     /// # Errors
-    /// The pod asks for what no plugin of this network does.
+    /// The pod requests a function that no plugin of this network has.
     pub fn of(network: Network, sandbox: &PodSandbox) -> Result<Self, String> {
         let mut runtime_config = Map::new();
         if let Some(first) = sandbox.host_ports.first() {
@@ -202,13 +205,13 @@ impl Attachment {
         Self { network, container_id: pod.to_string(), arguments, runtime_config, result: None }
     }
 
-    /// With what the last plugin answered.
+    /// The same with the last plugin's answer.
     #[must_use]
     pub fn attached(self, result: Value) -> Self {
         Self { result: Some(result), ..self }
     }
 
-    /// What the plugin of this number reads. `previous`: what the plugin before it answered.
+    /// The input of the plugin of this number. `previous` is the answer of the plugin before it.
     #[must_use]
     pub fn input(&self, verb: Verb, plugin: usize, previous: Option<&Value>) -> Vec<u8> {
         let mut config = self.network.plugins.get(plugin).cloned().unwrap_or_default();
@@ -230,7 +233,7 @@ impl Attachment {
     /// The pod's addresses, IPv4 before IPv6; empty while it is not attached.
     ///
     /// # Errors
-    /// The answer has none, or one that cannot be read.
+    /// The answer has no address, or an unreadable one.
     pub fn addresses(&self) -> Result<Vec<String>, String> {
         self.result.as_ref().map_or_else(|| Ok(Vec::new()), addresses_in)
     }
@@ -242,7 +245,7 @@ fn port_mapping(port: &HostPort) -> Value {
     json!({"hostPort": host_port, "containerPort": container_port, "protocol": protocol, "hostIP": host_ip})
 }
 
-/// The addresses of the interface within the pod; an address that belongs to no interface is the pod's.
+/// The addresses of the interface within the pod; an address without an interface is the pod's.
 fn addresses_in(result: &Value) -> Result<Vec<String>, String> {
     let interface = |ip: &Value| {
         let number = usize::try_from(ip["interface"].as_u64()?).ok()?;
@@ -295,16 +298,16 @@ pub fn without_chain(rules: &str, chain: &str) -> Option<String> {
 /// How a plugin ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
-    /// How, if not with success.
+    /// How it failed, if it did.
     pub failure: Option<String>,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
 }
 
-/// What the plugin's end means: of ADD its result, of DEL null.
+/// The result of the plugin's end: for ADD its answer, for DEL null.
 ///
 /// # Errors
-/// It failed, or did not answer as it should.
+/// It failed, or its answer is invalid.
 pub fn answer(verb: Verb, program: &str, ended: &Ended) -> Result<Value, String> {
     let stdout: Result<Value, _> = serde_json::from_slice(&ended.stdout);
     let failed = |why: String| Err(failure(verb, program, &why));
@@ -325,13 +328,13 @@ pub fn answer(verb: Verb, program: &str, ended: &Ended) -> Result<Value, String>
     }
 }
 
-/// A failure in upstream's words.
+/// A failure with upstream's text.
 #[must_use]
 pub fn failure(verb: Verb, program: &str, why: &str) -> String {
     format!("plugin type={program:?} failed ({}): {why}", verb.word())
 }
 
-/// The answer becomes a line of an Event.
+/// A text in a form for a line of an Event.
 fn shown(text: &str) -> String {
     excerpt_of(text.replace(char::is_control, " ").trim(), TEXT_CHARS)
 }
