@@ -18,8 +18,9 @@ use crate::node::pressure::Pressures;
 use crate::node::registration;
 use crate::node::status::allocatable;
 use crate::pods::event::{
-    NodeFacts, ObjectRead, PodAction, PodAsk, PodEvent, PodNews, PodRef, PodRequest, TokenName, TokenRead,
+    NodeFacts, ObjectRead, PodAction, PodAsk, PodEvent, PodNews, PodRequest, TokenName, TokenRead,
 };
+use crate::pods::keys::PodRef;
 use crate::pods::lane::{Ask, Lane, Purpose};
 use crate::pods::shares::MOST_TAKEN_BYTES;
 use crate::pods::{PodReport, Pods};
@@ -624,6 +625,7 @@ mod tests {
     use crate::outbox::{LIMITS, Outbox};
     use crate::pace::Jitter;
     use crate::pods::event::{Inventory, StaticFile};
+    use crate::pods::keys::PodUid;
     use crate::turn::Order;
     use api::Timestamp;
 
@@ -866,7 +868,7 @@ mod tests {
         let now = Now { mono: Duration::from_secs(3), wall: Timestamp::default() };
         let sent = std::iter::from_fn(|| bench.outbox.take_due(now)).count();
         assert!((1..=usize::from(WORK_SLOTS + READ_SLOTS + NEWS_SLOTS)).contains(&sent), "{sent}");
-        let file = crate::pods::event::PodUid::new("u-0").map(crate::pods::event::DesiredFile::Pod);
+        let file = PodUid::new("u-0").map(crate::pods::event::DesiredFile::Pod);
         let saved = PodEvent::DesiredSaved { file: file.expect("it is a UID"), done: Ok(()) };
         assert_eq!(writes(&bench.at(4, |actor, turn| actor.take(saved, turn))), 1);
     }

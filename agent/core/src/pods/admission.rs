@@ -5,7 +5,7 @@
 
 use crate::pods::event::{HostPort, NodeFacts, QosClass};
 use crate::pods::spec::{Pod, PodSpec};
-use crate::pods::{eviction, resources, security, table, volumes};
+use crate::pods::{resources, security, spec, table, volumes};
 use crate::sorted::SortedMap;
 use std::collections::BTreeSet;
 
@@ -98,7 +98,7 @@ fn refused_under_pressure(pod: &Pod, is_static: bool, node: &NodeFacts) -> Optio
         }
         _ => false,
     };
-    let is_refused = !may_come && !eviction::is_critical_spec(&pod.spec, is_static);
+    let is_refused = !may_come && !spec::is_critical_spec(&pod.spec, is_static);
     is_refused.then(|| format!("The node had condition: [{}]. ", node.pressures.join(" ")))
 }
 

@@ -6,13 +6,7 @@
 //! the node may read no others. Only pods of the API server are asked: the annotation of a static pod means nothing. Leaves to others:
 //! who asks and what follows from the answer (the hub), how an image is pulled.
 
-use crate::answer::Now;
-use crate::images::image::Image;
 use crate::pods::backoff::Retry;
-use crate::pods::event::{Failure, ImageOrder, ObjectKind, ObjectName, PodAction};
-use crate::pods::life::{Context, Life, Origin, pull_retry, pull_words};
-use crate::pods::spec::{Pod, pull_policy};
-use crate::pods::starting::credentials;
 use crate::pods::status::Judged;
 use kedge_api::{ImageAhead, MOST_PULLED_AHEAD, PULL_AHEAD_ANNOTATION, PULLING, PullAhead};
 use std::time::Duration;
@@ -31,18 +25,18 @@ pub(crate) struct Ahead {
     /// Why the annotation cannot be read.
     problem: Option<String>,
     /// So many images are there, from the first on.
-    done: usize,
+    pub(crate) done: usize,
     /// The image that is being seen to.
-    pulling: Option<String>,
-    retry: Retry,
+    pub(crate) pulling: Option<String>,
+    pub(crate) retry: Retry,
     /// Reason and message of the last failure.
-    failure: Option<(&'static str, String)>,
-    fetched_bytes: u64,
-    took: Duration,
+    pub(crate) failure: Option<(&'static str, String)>,
+    pub(crate) fetched_bytes: u64,
+    pub(crate) took: Duration,
 }
 
 impl Ahead {
-    fn asked(&mut self, annotation: Option<&String>) {
+    pub(crate) fn asked(&mut self, annotation: Option<&String>) {
         if annotation == self.annotation.as_ref() {
             return;
         }
@@ -73,12 +67,12 @@ impl Ahead {
     }
 
     /// The first image that is not there, unless one is under way.
-    fn next(&self) -> Option<&ImageAhead> {
+    pub(crate) fn next(&self) -> Option<&ImageAhead> {
         self.wanted.as_ref().filter(|_| self.pulling.is_none())?.images.get(self.done)
     }
 
     /// Takes the answer to an order; the name of the image if it is still the one that is asked for.
-    fn answered(&mut self) -> Option<String> {
+    pub(crate) fn answered(&mut self) -> Option<String> {
         let pulled = self.pulling.take()?;
         self.next().is_some_and(|next| next.image == pulled).then_some(pulled)
     }
@@ -105,70 +99,13 @@ impl Ahead {
     }
 }
 
-impl Life {
-    pub(crate) fn note_what_is_asked_ahead(&mut self) {
-        if let (Origin::Api { .. }, Some(pod)) = (&self.origin, &self.pod) {
-            // one that has nothing to do here keeps no annotations: it would be asked anew by each news of it
-            let asked = pod.annotations.get(PULL_AHEAD_ANNOTATION).filter(|_| !self.is_idle());
-            self.ahead.asked(asked);
-        }
-    }
-
-    /// Orders the next image that is asked for.
-    pub(crate) fn pull_ahead(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
-        let Some(next) = self.ahead.next() else { return };
-        let policy = Some(next.policy.as_str()).filter(|policy| !policy.is_empty());
-        let (image, policy) = (next.image.clone(), pull_policy(&next.image, policy));
-        if !self.ahead.retry.is_due(ctx.now.mono) {
-            self.wake_at(self.ahead.retry.due());
-            return;
-        }
-        for secret in pod.spec.image_pull_secrets.iter().filter(|_| ctx.can_read) {
-            let (kind, namespace) = (ObjectKind::Secret, pod.namespace.clone());
-            let name = ObjectName { kind, namespace, name: secret.name.clone() };
-            ctx.objects.want(ctx.now, &name, ctx.actions);
-        }
-        let Some(credentials) = credentials(pod, ctx) else { return };
-        self.ahead.pulling = Some(image.clone());
-        ctx.actions.push(PodAction::PullImage(Box::new(ImageOrder {
-            pod: self.uid.clone(),
-            container: SLOT.into(),
-            image,
-            policy,
-            credentials,
-        })));
-    }
-
-    pub(crate) fn image_ahead_ready(&mut self, image: &Image, actions: &mut Vec<PodAction>) {
-        if self.ahead.answered().is_none() {
-            return;
-        }
-        let ahead = &mut self.ahead;
-        ahead.done = ahead.done.saturating_add(1);
-        ahead.failure = None;
-        ahead.retry.succeeded();
-        let (took, bytes) = image.pulled.unwrap_or_default();
-        (ahead.took, ahead.fetched_bytes) =
-            (ahead.took.saturating_add(took), ahead.fetched_bytes.saturating_add(bytes));
-        if let Some((true, reason, message)) = ahead.judged() {
-            self.announce(false, reason, format!("Pulled ahead for revision {message}"), actions);
-        }
-    }
-
-    pub(crate) fn image_ahead_failed(&mut self, now: Now, failure: &Failure, actions: &mut Vec<PodAction>) {
-        let Some(image) = self.ahead.answered() else { return };
-        let ahead = &mut self.ahead;
-        pull_retry(&mut ahead.retry, now, failure);
-        let (reason, event, text, told) = pull_words(&image, failure, ahead.retry.failures() > 1);
-        ahead.failure = Some((reason, text));
-        self.announce(true, event, format!("Pulling ahead for the next pod: {told}"), actions);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::answer::Answer;
+    use crate::images::image::Image;
+    use crate::pods::event::{Failure, ImageOrder, PodAction};
+    use crate::pods::keys::{ObjectKind, ObjectName};
     use crate::pods::probes::tests::Node;
     use crate::pods::{
         Command, FailureReason, Inventory, NodeFacts, ObjectRead, PodEvent, PodNetworks, PodRequest, PodUid,

@@ -6,8 +6,9 @@
 //! and `PATH` of a container that has none (the runtime).
 
 use crate::node::facts::ApiServer;
-use crate::pods::event::{ImageConfig, Mount, NodeFacts, ObjectKind, ObjectName};
+use crate::pods::event::{ImageConfig, Mount, NodeFacts};
 use crate::pods::fields;
+use crate::pods::keys::{ObjectKind, ObjectName};
 use crate::pods::objects::{Data, Found, Objects};
 use crate::pods::spec::{Container, EnvSource, KeySelector, LocalName, Pod, VolumeMount};
 use crate::pods::volumes::{has_way_up, plain_path};

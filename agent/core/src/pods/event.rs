@@ -18,8 +18,8 @@ use crate::images::thresholds::{Collected, Thresholds};
 use crate::node::facts::ApiServer;
 pub use crate::node::facts::PodNetworks;
 use crate::node::pressing::Pressing;
-use crate::pods::hooks::{HookKind, HookNote, HookOrder};
-use crate::pods::places::RunKey;
+use crate::pods::keys::{ContainerKey, ObjectName, PodRef, PodUid};
+use crate::pods::orders::{HookKind, HookNote, HookOrder, RunKey};
 use crate::pods::probes::{Health, ProbeKey, ProbeOrder, ProbeOutcome};
 use crate::sorted::SortedMap;
 use kedge_api::Timestamp;
@@ -28,55 +28,6 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
-
-/// The UID of a pod; safe as a file name.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(transparent)]
-pub struct PodUid(String);
-
-impl PodUid {
-    /// None unless it matches `[A-Za-z0-9-]{1,64}`.
-    #[must_use]
-    pub fn new(uid: &str) -> Option<Self> {
-        is_file_name(uid).then(|| Self(uid.to_owned()))
-    }
-
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for PodUid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// One run of one container of one pod. No two runs have the same key until `RemovePod` has removed the pod with its logs, also
-/// across starts of the agent and, where logs are kept, of the machine.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ContainerKey {
-    pub pod: PodUid,
-    /// A DNS label: safe as a file name.
-    pub container: String,
-    /// From 0: the number of restarts before it.
-    pub attempt: u32,
-}
-
-impl ContainerKey {
-    /// The container's ID where Kubernetes shows one, after `kedge://`.
-    #[must_use]
-    pub fn id(&self) -> String {
-        format!("{}.{}.{}", self.pod, self.container, self.attempt)
-    }
-}
-
-impl fmt::Display for ContainerKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.id())
-    }
-}
 
 /// Everything that can happen to the pods of a node.
 #[derive(Debug, Clone, PartialEq)]
@@ -308,7 +259,7 @@ impl DesiredFile {
         let (folder, name) = path.strip_prefix("pods/")?.split_once('/')?;
         let name = name.strip_suffix(".json").filter(|name| is_file_name(name))?;
         match folder {
-            "desired" => Some(Self::Pod(PodUid(name.to_owned()))),
+            "desired" => PodUid::new(name).map(Self::Pod),
             "objects" => Some(Self::Object(name.to_owned())),
             _ => None,
         }
@@ -712,21 +663,6 @@ pub struct NodeFacts {
     pub filters_calls: bool,
 }
 
-/// A ConfigMap or a Secret.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct ObjectName {
-    pub kind: ObjectKind,
-    pub namespace: String,
-    pub name: String,
-}
-
-/// The kinds that a pod may refer to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum ObjectKind {
-    ConfigMap,
-    Secret,
-}
-
 /// What reading an object gave.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ObjectRead {
@@ -779,14 +715,6 @@ pub struct StaticFile {
     pub path: String,
     /// At most `kubelet::yaml::MAX_TEXT_BYTES`.
     pub content: Result<Vec<u8>, String>,
-}
-
-/// A pod in the API.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PodRef {
-    pub namespace: String,
-    pub name: String,
-    pub uid: String,
 }
 
 /// A request about a pod, for its answer. One of each sort and pod is under way.

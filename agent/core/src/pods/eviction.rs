@@ -14,17 +14,16 @@ use crate::kubelet::Signal;
 use crate::kubelet::quantity::bytes;
 use crate::node::pressing::Pressing;
 use crate::pods::Pods;
-use crate::pods::event::{DiskUsage, Measure, PodAction, PodUid, PodUsage};
+use crate::pods::event::{DiskUsage, Measure, PodAction, PodUsage};
 use crate::pods::failing::Failed;
+use crate::pods::keys::PodUid;
 use crate::pods::life::{Life, Swept, Verdict};
 use crate::pods::resources::{Resource, requested, storage_limit, storage_limit_of_pod};
-use crate::pods::spec::{Container, PodSpec};
+use crate::pods::spec::{CRITICAL_PRIORITY, Container, PodSpec};
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// From this priority on a pod is critical: upstream's `SystemCriticalPriority`.
-const CRITICAL_PRIORITY: i64 = 2_000_000_000;
 /// The grace of pods that end at once: upstream's.
 const LEAST_GRACE_SECS: u64 = 1;
 /// How long a pod may take to go before the host is looked at again: upstream's `podCleanupTimeout`.
@@ -332,11 +331,6 @@ pub(crate) fn is_critical(life: &Life) -> bool {
     life.is_static() || priority(life) >= CRITICAL_PRIORITY
 }
 
-/// The same of a pod that has not been admitted.
-pub(crate) fn is_critical_spec(spec: &PodSpec, is_static: bool) -> bool {
-    is_static || spec.priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
-}
-
 fn is_limited(life: &Life) -> bool {
     let Some(pod) = &life.pod else { return false };
     let mut containers = pod.spec.all_containers();
@@ -489,8 +483,9 @@ fn thousands(value: u64) -> String {
 mod tests {
     use super::*;
     use crate::pods::PodEvent;
-    use crate::pods::event::{ContainerKey, ContainerState, ContainerUsage, Exit, Observation};
+    use crate::pods::event::{ContainerState, ContainerUsage, Exit, Observation};
     use crate::pods::fixture::Node;
+    use crate::pods::keys::ContainerKey;
     use serde_json::{Value, json};
 
     const MI: u64 = 1 << 20;

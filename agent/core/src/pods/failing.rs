@@ -4,16 +4,14 @@
 //! killed meanwhile goes on with the same end and the same words; a pod fails once. `Failed` is reported when no container runs any
 //! more, as upstream. Leaves to others: why a pod fails (`eviction`), stopping it (`ending`), the words of a status (`status`).
 
-use crate::answer::{Level, Now};
-use crate::pods::event::PodAction;
-use crate::pods::life::{Context, Life, Verdict};
+use crate::answer::Now;
 use kedge_api::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// Upstream's words.
-const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
+pub(crate) const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
 /// Why the node ends a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,59 +57,8 @@ impl Active {
     }
 
     /// When it will have been active for so long.
-    fn reaches(&self, length: Duration) -> Duration {
+    pub(crate) fn reaches(&self, length: Duration) -> Duration {
         self.from.saturating_add(length.saturating_sub(self.counted))
-    }
-}
-
-impl Life {
-    /// The node ends it, and it has failed.
-    pub(crate) fn fail(&mut self, failed: Failed) {
-        if self.failed.is_none() && !self.is_over() {
-            self.failed = Some(failed);
-            self.saved.is_stale = true;
-            self.is_dirty = true;
-        }
-    }
-
-    /// Fails a pod whose `activeDeadlineSeconds` are over.
-    pub(crate) fn see_to_deadline(&mut self, ctx: &mut Context<'_>) {
-        let Some(pod) = self.pod.clone().filter(|_| self.verdict == Verdict::Admitted && !self.is_over())
-        else {
-            return;
-        };
-        let Some(secs) = pod.spec.active_deadline_seconds else { return };
-        let active = match self.active.clone() {
-            Some(active) => active,
-            None => {
-                let told = self.api.as_ref().and_then(|api| api.status["startTime"].as_str());
-                let told = told.and_then(|text| Timestamp::parse(text).ok());
-                let active = Active::since(told.unwrap_or(ctx.now.wall), pod.created, ctx.now);
-                self.active = Some(active.clone());
-                self.saved.is_stale = true;
-                active
-            }
-        };
-        let due = active.reaches(Duration::from_secs(secs));
-        if ctx.now.mono < due {
-            self.wake_at(due);
-            return;
-        }
-        let text = format!("pod {}/{} ends: {DEADLINE_MESSAGE}, {secs} s", self.namespace, self.name);
-        ctx.actions.push(PodAction::Log(Level::Info, text));
-        self.announce(false, DEADLINE_EXCEEDED, DEADLINE_MESSAGE.into(), ctx.actions);
-        self.fail(Failed {
-            reason: DEADLINE_EXCEEDED.into(),
-            message: DEADLINE_MESSAGE.into(),
-            is_disruption: false,
-            grace_secs: pod.spec.grace_secs(),
-            since: ctx.now.mono,
-        });
-    }
-
-    /// Whether the failure would survive a power cut; or the disk takes no record, which must not keep a full disk full.
-    pub(crate) fn is_failure_settled(&self) -> bool {
-        self.failed.is_none() || self.is_recorded() || self.is_record_refused()
     }
 }
 
@@ -120,7 +67,7 @@ mod tests {
     use super::*;
     use crate::extremes::{extremes, spec_with, with_other_numbers};
     use crate::pods::PodEvent;
-    use crate::pods::event::{DesiredFile, StaticFile};
+    use crate::pods::event::{DesiredFile, PodAction, StaticFile};
     use kedge_api::pod_numbers;
 
     /// A pod lives, is deleted and goes, whatever its numbers, or is refused.

@@ -4,8 +4,7 @@
 //! Leaves to others: where the values go (`environment`, `volumes`).
 
 use crate::pods::event::NodeFacts;
-use crate::pods::resources::quantity;
-use crate::pods::spec::{Container, Pod, ResourceFieldRef};
+use crate::pods::spec::{Container, Pod, ResourceFieldRef, quantity};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -4,13 +4,8 @@
 //! over; one that cannot be had keeps the containers that mount it waiting, in the words of their own images. Leaves to others: how an
 //! image is pulled, and mounting it (the runtime).
 
-use crate::answer::Now;
-use crate::images::image::Image;
 use crate::pods::backoff::Retry;
-use crate::pods::event::{Failure, ImageOrder, PodAction};
-use crate::pods::life::{Context, Life, pull_retry, pull_words};
-use crate::pods::spec::{Pod, PodSpec, pull_policy};
-use crate::pods::starting::credentials;
+use crate::pods::spec::PodSpec;
 use std::collections::BTreeMap;
 
 /// Stands in an order where others have the name of a container; no container is named so.
@@ -20,10 +15,10 @@ pub(crate) const SLOT: &str = "+volume";
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ImageVolumes {
     /// The IDs of those that are there, by volume.
-    ready: BTreeMap<String, String>,
+    pub(crate) ready: BTreeMap<String, String>,
     /// Volume and image that are being seen to.
-    pulling: Option<(String, String)>,
-    retry: Retry,
+    pub(crate) pulling: Option<(String, String)>,
+    pub(crate) retry: Retry,
 }
 
 impl ImageVolumes {
@@ -45,74 +40,14 @@ impl PodSpec {
     }
 }
 
-impl Life {
-    /// Sees to the next image; true if all are there.
-    pub(crate) fn see_to_image_volumes(&mut self, pod: &Pod, ctx: &mut Context<'_>) -> bool {
-        let known = &self.image_volumes;
-        if known.pulling.is_some() {
-            return false;
-        }
-        let volumes = pod.spec.volumes.iter();
-        let mut images = volumes.filter_map(|volume| Some((&volume.name, volume.image.as_ref()?)));
-        let Some((volume, image)) = images.find(|(volume, _)| known.id(volume).is_none()) else {
-            return true;
-        };
-        if !known.retry.is_due(ctx.now.mono) {
-            let due = known.retry.due();
-            self.wake_at(due);
-            return false;
-        }
-        let Some(credentials) = credentials(pod, ctx) else { return false };
-        self.image_volumes.pulling = Some((volume.clone(), image.reference.clone()));
-        let policy = Some(image.pull_policy.as_str()).filter(|policy| !policy.is_empty());
-        ctx.actions.push(PodAction::PullImage(Box::new(ImageOrder {
-            pod: self.uid.clone(),
-            container: SLOT.into(),
-            image: image.reference.clone(),
-            policy: pull_policy(&image.reference, policy),
-            credentials,
-        })));
-        false
-    }
-
-    /// The image that was asked for is there.
-    pub(crate) fn image_volume_ready(&mut self, image: Image, actions: &mut Vec<PodAction>) {
-        let Some((volume, reference)) = self.image_volumes.pulling.take() else { return };
-        self.image_volumes.retry.succeeded();
-        self.is_dirty = true;
-        for name in self.mounting(&volume) {
-            self.containers.entry(name).or_default().waiting = None;
-        }
-        self.image_volumes.ready.insert(volume.clone(), image.id);
-        if image.pulled.is_some() {
-            let message = format!("Successfully pulled image {reference:?} of volume {volume:?}");
-            self.announce(false, "Pulled", message, actions);
-        }
-    }
-
-    pub(crate) fn image_volume_failed(&mut self, now: Now, failure: &Failure, actions: &mut Vec<PodAction>) {
-        let Some((volume, reference)) = self.image_volumes.pulling.take() else { return };
-        pull_retry(&mut self.image_volumes.retry, now, failure);
-        let is_backing_off = self.image_volumes.retry.failures() > 1;
-        let (reason, event, text, told) = pull_words(&reference, failure, is_backing_off);
-        for name in self.mounting(&volume) {
-            self.containers.entry(name).or_default().waiting = Some((reason, text.clone()));
-        }
-        self.hindered(now, event, format!("volume {volume:?}: {told}"), actions);
-    }
-
-    /// The containers that mount a volume.
-    fn mounting(&self, volume: &str) -> Vec<String> {
-        let specs = self.pod.iter().flat_map(|pod| pod.spec.all_containers());
-        let mounting = specs.filter(|spec| spec.volume_mounts.iter().any(|mount| mount.name == volume));
-        mounting.map(|spec| spec.name.clone()).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::event::{FailureReason, PodEvent, PodNetworks, PullPolicy, VolumeSource};
+    use crate::answer::Now;
+    use crate::images::image::Image;
+    use crate::pods::event::{
+        Failure, FailureReason, PodAction, PodEvent, PodNetworks, PullPolicy, VolumeSource,
+    };
     use crate::pods::{Command, Inventory, NodeFacts, PodUid, Pods};
     use serde_json::{Value, json};
     use std::time::Duration;

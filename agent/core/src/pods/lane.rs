@@ -6,7 +6,8 @@
 //! means.
 
 use crate::event::{Request, RequestKey};
-use crate::pods::event::{ObjectName, PodAsk, PodRequest, TokenName};
+use crate::pods::event::{PodAsk, PodRequest, TokenName};
+use crate::pods::keys::ObjectName;
 use crate::sorted::SortedMap;
 use crate::turn::{Order, Turn};
 use std::collections::VecDeque;

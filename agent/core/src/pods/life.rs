@@ -10,19 +10,20 @@ use crate::pods::admission::Rejection;
 use crate::pods::ahead::{self, Ahead};
 use crate::pods::backoff::{Restarts, Retry};
 use crate::pods::event::{
-    Command, ContainerKey, ContainerState, Exit, Failure, FailureReason, NodeFacts, Observation, PodAction,
-    PodNetwork, PodNews, PodUid,
+    Command, ContainerState, Exit, Failure, FailureReason, NodeFacts, Observation, PodAction, PodNetwork,
+    PodNews,
 };
 use crate::pods::failing::{Active, Failed};
+use crate::pods::files::Files;
 use crate::pods::hooks::Hooks;
 use crate::pods::image_volumes::{self, ImageVolumes};
+use crate::pods::in_api::{InApi, Saved};
+use crate::pods::keys::{ContainerKey, PodUid};
 use crate::pods::objects::Objects;
 use crate::pods::probes::{Health, ProbeNews, Probes};
-use crate::pods::reporting::{InApi, Saved};
 use crate::pods::spec::{Container, Pod, RestartPolicy};
 use crate::pods::status::{Terminated, restarts_after};
 use crate::pods::tokens::Tokens;
-use crate::pods::updating::Files;
 use crate::sorted::SortedMap;
 use kedge_api::Timestamp;
 use std::collections::BTreeMap;

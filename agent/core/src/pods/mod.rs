@@ -10,35 +10,36 @@ pub(crate) mod actor;
 mod admission;
 mod ahead;
 mod backoff;
-mod ending;
 mod environment;
 mod event;
 mod eviction;
 mod failing;
 mod fields;
+mod files;
 #[cfg(test)]
 mod fixture;
 mod hooks;
 mod image_volumes;
+mod in_api;
+mod keys;
 mod lane;
 mod life;
 mod objects;
+mod orders;
 mod places;
 mod probes;
 mod record;
-mod reporting;
 mod resizing;
 mod resources;
 mod security;
 pub(crate) mod shares;
 mod shutdown;
 mod spec;
-mod starting;
 mod static_pods;
 mod status;
+mod steps;
 mod table;
 mod tokens;
-mod updating;
 mod volumes;
 
 pub use crate::images::image::Image;
@@ -46,29 +47,30 @@ pub use crate::node::facts::ApiServer;
 pub(crate) use crate::node::facts::DEVICE;
 pub use crate::node::pressing::Pressing;
 pub use event::{
-    Command, Console, ContainerKey, ContainerOrder, ContainerState, ContainerUsage, DesiredFile,
-    DesiredFound, DiskUsage, Dns, Exit, Failure, FailureReason, HostPort, ImageConfig, ImageOrder, Inventory,
-    Measure, Mount, NodeFacts, ObjectKind, ObjectName, ObjectRead, Observation, PodAction, PodAsk, PodEvent,
-    PodFound, PodNetwork, PodNetworks, PodNews, PodRef, PodRequest, PodSandbox, PodUid, PodUsage, PullPolicy,
-    QosClass, Resources, Seccomp, Security, StaticFile, TERMINATION_MESSAGE_BYTES, TerminationMessage,
-    TokenName, TokenRead, Volume, VolumeFile, VolumeSource,
+    Command, Console, ContainerOrder, ContainerState, ContainerUsage, DesiredFile, DesiredFound, DiskUsage,
+    Dns, Exit, Failure, FailureReason, HostPort, ImageConfig, ImageOrder, Inventory, Measure, Mount,
+    NodeFacts, ObjectRead, Observation, PodAction, PodAsk, PodEvent, PodFound, PodNetwork, PodNetworks,
+    PodNews, PodRequest, PodSandbox, PodUsage, PullPolicy, QosClass, Resources, Seccomp, Security,
+    StaticFile, TERMINATION_MESSAGE_BYTES, TerminationMessage, TokenName, TokenRead, Volume, VolumeFile,
+    VolumeSource,
 };
+pub use keys::{ContainerKey, ObjectKind, ObjectName, PodRef, PodUid};
+pub use orders::{HookAct, HookKind, HookNote, HookOrder, RunKey};
 
-pub use hooks::{HookAct, HookKind, HookNote, HookOrder};
-pub use places::RunKey;
 pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, ProbeOutcome};
 pub use shares::{Shares, part_of};
 
 use crate::answer::{Answer, Level, Now};
 use crate::config::digest::Digest;
 use crate::kubelet::ShutdownGroup;
+use crate::pods::in_api::InApi;
+use crate::pods::spec::MIRROR_ANNOTATION;
 use crate::sorted::{SortedMap, SortedSet};
 use failing::{Active, Failed};
 use kedge_api::{STATIC_PATH_ANNOTATION, Timestamp};
 use life::{Context, Doing, Life, Origin, Sandbox, Verdict};
 use objects::Objects;
 use record::Record;
-use reporting::{InApi, MIRROR_ANNOTATION};
 use serde::Serialize;
 use serde_json::{Value, json};
 use spec::Pod;
@@ -1095,8 +1097,8 @@ impl Pods {
         let is_same = before.is_some_and(|before| *before.uid() == object["metadata"]["uid"]);
         let is_deleting = is_same && before.is_some_and(|before| before.is_deleting);
         // news of one that was deleted meanwhile come late
-        let version = reporting::version_of(object);
-        if before.is_some_and(|before| version.is_some() && version < reporting::version_of(&before.object)) {
+        let version = in_api::version_of(object);
+        if before.is_some_and(|before| version.is_some() && version < in_api::version_of(&before.object)) {
             return;
         }
         let mirror = Mirror { hash: hash.to_owned(), object: object.clone(), is_news: true, is_deleting };
@@ -1157,7 +1159,7 @@ impl Pods {
                     if now.mono < due {
                         self.mirror_wake = Some(self.mirror_wake.map_or(due, |wake| wake.min(due)));
                     } else if let Some(pod) = life.pod.as_ref() {
-                        let pod = reporting::mirror_of(pod, uid.as_str(), &self.node_name, &node_uid);
+                        let pod = steps::reporting::mirror_of(pod, uid.as_str(), &self.node_name, &node_uid);
                         if let Some(remaking) = self.remaking.get_mut(&key)
                             && let Some(gone) = remaking.gone.take()
                         {

@@ -8,7 +8,8 @@
 
 use crate::answer::{Level, Now};
 use crate::config::digest::Digest;
-use crate::pods::event::{DesiredFile, ObjectKind, ObjectName, ObjectRead, PodAction};
+use crate::pods::event::{DesiredFile, ObjectRead, PodAction};
+use crate::pods::keys::{ObjectKind, ObjectName};
 use crate::pods::shares::Shares;
 use crate::pods::spec::{FileSource, Pod, PodSpec};
 use crate::sorted::{SortedMap, SortedSet};

@@ -6,9 +6,10 @@
 //! long still comes to an end. While nobody waits nothing is stopped. Leaves to others: running and stopping (the crate `kedge`), what
 //! an end means (`probes`, `hooks`).
 
-use crate::pods::event::{ContainerKey, PodAction, PodUid};
-use crate::pods::hooks::{HookAct, HookKind, HookOrder};
-use crate::pods::probes::{Check, ProbeKey, ProbeOrder};
+use crate::pods::event::PodAction;
+use crate::pods::keys::PodUid;
+use crate::pods::orders::{HookAct, HookOrder, RunKey};
+use crate::pods::probes::{Check, ProbeOrder};
 use crate::sorted::SortedMap;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -19,23 +20,6 @@ const LONG_SHARES: u32 = 4;
 /// How long a run that is stopped is expected to hold its place: its program is killed, and crun has 2 s to take it out of the process
 /// table. What takes longer may never end, and another makes room.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
-
-/// A run of a probe or a hook.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum RunKey {
-    Probe(ProbeKey),
-    Hook(ContainerKey, HookKind),
-}
-
-impl RunKey {
-    /// Whose run it is.
-    #[must_use]
-    pub fn container(&self) -> &ContainerKey {
-        match self {
-            Self::Probe(ProbeKey { container, .. }) | Self::Hook(container, _) => container,
-        }
-    }
-}
 
 /// What may run at once is counted by what a run costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -364,7 +348,9 @@ mod tests {
     use super::*;
     use crate::pods::PodEvent;
     use crate::pods::fixture::Node;
-    use crate::pods::probes::{ProbeKind, ProbeOutcome};
+    use crate::pods::keys::ContainerKey;
+    use crate::pods::orders::HookKind;
+    use crate::pods::probes::{ProbeKey, ProbeKind, ProbeOutcome};
     use serde_json::{Value, json};
 
     const HANGS: u64 = u64::MAX;

@@ -3,8 +3,7 @@
 //! Always holds: a pod keeps the resources that it was admitted with until it ends, in each run, in its record, across starts of the
 //! agent and of the machine, and in what it takes of the node. Leaves to others: what a status says of that (`status`), and when.
 
-use crate::pods::resources::quantity;
-use crate::pods::spec::{Pod, ResourceRequirements};
+use crate::pods::spec::{Pod, ResourceRequirements, quantity};
 use serde_json::{Map, Value};
 
 /// Upstream's condition, and its reason for what is never done.

@@ -3,23 +3,12 @@
 //! Always holds: what upstream computes (`ComputePodQOS`, pod requests with sidecars and init containers) is computed here to the
 //! milli-CPU and byte. Leaves to others: cgroup values (the runtime), capacity (`admission`).
 
-use crate::kubelet::quantity::Quantity;
 use crate::node::facts::DEVICE;
 use crate::pods::event::{QosClass, Resources};
-use crate::pods::spec::{Container, PodSpec};
+use crate::pods::spec::{Container, PodSpec, quantity};
 use crate::sorted::{SortedMap, SortedSet};
 use serde_json::Value;
 use std::collections::BTreeMap;
-
-/// A quantity as JSON has it: text or a number.
-pub(crate) fn quantity(value: &Value) -> Option<Quantity> {
-    let parsed = match value {
-        Value::String(text) => Quantity::parse(text),
-        Value::Number(number) => Quantity::parse(&number.to_string()),
-        _ => None,
-    };
-    parsed.filter(|quantity| !quantity.is_negative())
-}
 
 /// The devices that a container asks for, and how many of each; none it asks 0 of.
 pub(crate) fn devices_of(container: &Container) -> SortedMap<&str, u64> {

@@ -326,18 +326,10 @@ fn capabilities(own: &ContainerSecurity) -> Vec<String> {
     left.into_iter().map(|name| format!("CAP_{name}")).collect()
 }
 
-/// The user that all containers run as, if the pod says so: the owner of its tokens, as upstream.
-pub(crate) fn user_of_all(pod: &Pod) -> Option<u32> {
-    let whole = pod.spec.security_context.run_as_user;
-    let mut users =
-        pod.spec.all_containers().map(|container| container.security_context.run_as_user.or(whole));
-    let first = users.next()??;
-    users.all(|user| user == Some(first)).then_some(first)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pods::spec::user_of_all;
     use serde_json::{Value, json};
 
     fn pod(whole: Value, own: Value) -> Pod {

@@ -8,7 +8,7 @@ use crate::outbox::json_bytes;
 use crate::sorted::SortedMap;
 use serde_json::{Map, Value, json};
 
-use super::reporting::MIRROR_ANNOTATION;
+use super::spec::MIRROR_ANNOTATION;
 
 /// Most pods that are taken; of one namespace half of what the others leave.
 pub(crate) const MOST_TAKEN: usize = 1000;

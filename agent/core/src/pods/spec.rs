@@ -3,9 +3,9 @@
 //! Always holds: names that become file names or map keys are checked here, and only here; what could not be read is an error with
 //! the path of the field. Leaves to others: which fields are served (`table`), what they mean.
 
-use crate::pods::event::{ObjectKind, PodRef, PodUid, PullPolicy, TerminationMessage};
-use crate::pods::hooks::Lifecycle;
-use crate::pods::probes::spec::Probe;
+use crate::kubelet::quantity::Quantity;
+use crate::pods::event::{PullPolicy, TerminationMessage};
+use crate::pods::keys::{ObjectKind, PodRef, PodUid};
 use kedge_api::{Timestamp, names, read};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -599,7 +599,7 @@ impl VolumeSpec {
     /// `sizeLimit` of an `emptyDir` on the disk, where nothing but a measurement keeps it.
     pub(crate) fn limit_on_disk(&self) -> Option<u64> {
         let dir = self.empty_dir.as_ref().filter(|dir| dir.medium != MEMORY)?;
-        let limit = crate::pods::resources::quantity(dir.size_limit.as_ref()?)?.units().unsigned_abs();
+        let limit = quantity(dir.size_limit.as_ref()?)?.units().unsigned_abs();
         Some(limit).filter(|limit| *limit > 0)
     }
 
@@ -767,6 +767,127 @@ pub(crate) fn without_nulls(value: &Value) -> Value {
         Value::Null => Value::Object(Map::new()),
         other => other.clone(),
     }
+}
+
+/// `v1.Lifecycle`.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Lifecycle {
+    pub(crate) post_start: Option<Hook>,
+    pub(crate) pre_stop: Option<Hook>,
+    pub(crate) stop_signal: String,
+}
+
+/// `v1.LifecycleHandler`.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Hook {
+    pub(crate) exec: Option<Exec>,
+    pub(crate) http_get: Option<HttpGet>,
+    pub(crate) sleep: Option<Sleep>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Sleep {
+    pub(crate) seconds: u32,
+}
+
+/// `v1.Probe`.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Probe {
+    pub(crate) exec: Option<Exec>,
+    pub(crate) http_get: Option<HttpGet>,
+    pub(crate) tcp_socket: Option<TcpSocket>,
+    pub(crate) grpc: Option<Grpc>,
+    pub(crate) initial_delay_seconds: u32,
+    pub(crate) timeout_seconds: u32,
+    pub(crate) period_seconds: u32,
+    pub(crate) success_threshold: u32,
+    pub(crate) failure_threshold: u32,
+    pub(crate) termination_grace_period_seconds: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Exec {
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct HttpGet {
+    pub(crate) host: String,
+    pub(crate) http_headers: Vec<HttpHeader>,
+    pub(crate) path: String,
+    pub(crate) port: PortOfProbe,
+    pub(crate) scheme: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct HttpHeader {
+    pub(crate) name: String,
+    pub(crate) value: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct TcpSocket {
+    pub(crate) host: String,
+    pub(crate) port: PortOfProbe,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Grpc {
+    pub(crate) port: i64,
+    pub(crate) service: String,
+}
+
+/// `IntOrString`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum PortOfProbe {
+    Number(i64),
+    Name(String),
+}
+
+impl Default for PortOfProbe {
+    fn default() -> Self {
+        Self::Number(0)
+    }
+}
+
+/// A quantity as JSON has it: text or a number.
+pub(crate) fn quantity(value: &Value) -> Option<Quantity> {
+    let parsed = match value {
+        Value::String(text) => Quantity::parse(text),
+        Value::Number(number) => Quantity::parse(&number.to_string()),
+        _ => None,
+    };
+    parsed.filter(|quantity| !quantity.is_negative())
+}
+
+/// The user that all containers run as, if the pod says so: the owner of its tokens, as upstream.
+pub(crate) fn user_of_all(pod: &Pod) -> Option<u32> {
+    let whole = pod.spec.security_context.run_as_user;
+    let mut users =
+        pod.spec.all_containers().map(|container| container.security_context.run_as_user.or(whole));
+    let first = users.next()??;
+    users.all(|user| user == Some(first)).then_some(first)
+}
+
+/// Upstream's `v1.MirrorPodAnnotationKey`.
+pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
+/// From this priority on a pod is critical: upstream's `SystemCriticalPriority`.
+pub(crate) const CRITICAL_PRIORITY: i64 = 2_000_000_000;
+
+/// The same of a pod that has not been admitted.
+pub(crate) fn is_critical_spec(spec: &PodSpec, is_static: bool) -> bool {
+    is_static || spec.priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@
 
 use crate::config::digest::Digest;
 use crate::kubelet::yaml;
-use crate::pods::event::{PodUid, StaticFile};
+use crate::pods::event::StaticFile;
+use crate::pods::keys::PodUid;
 use crate::pods::spec::Pod;
 use crate::sorted::SortedMap;
 use kedge_api::{STATIC_PATH_ANNOTATION, pod_numbers};

@@ -6,7 +6,8 @@
 
 use crate::outbox::json_bytes;
 use crate::pods::admission::NOT_SERVED;
-use crate::pods::event::{Exit, PodRef};
+use crate::pods::event::Exit;
+use crate::pods::keys::PodRef;
 use crate::pods::probes::Health;
 use crate::pods::resizing;
 use crate::pods::spec::{Container, Ephemeral, PodSpec, ReadinessGate, RestartPolicy};

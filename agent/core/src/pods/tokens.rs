@@ -9,8 +9,8 @@
 use crate::answer::Now;
 use crate::config::digest::Digest;
 use crate::pods::backoff::Retry;
-use crate::pods::event::{PodAction, PodUid, TokenName, TokenRead};
-use crate::pods::life::{Context, Life};
+use crate::pods::event::{TokenName, TokenRead};
+use crate::pods::keys::PodUid;
 use crate::pods::spec::{FileSource, Pod, TokenSource};
 use crate::sorted::SortedMap;
 use std::time::Duration;
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tokens {
     /// By audience and life asked for.
-    known: SortedMap<(String, u64), Token>,
+    pub(crate) known: SortedMap<(String, u64), Token>,
     /// Since when the pod waits to start and has no contact.
     without_contact: Option<Duration>,
     /// It starts without the tokens that it did not ask for itself.
@@ -39,12 +39,12 @@ pub(crate) struct Tokens {
 }
 
 #[derive(Debug, Clone, Default)]
-struct Token {
+pub(crate) struct Token {
     content: Option<String>,
     /// When it is asked for again.
-    due: Duration,
-    is_asked_for: bool,
-    retry: Retry,
+    pub(crate) due: Duration,
+    pub(crate) is_asked_for: bool,
+    pub(crate) retry: Retry,
     /// Why there is none.
     missing: Option<String>,
 }
@@ -56,11 +56,11 @@ pub(crate) enum FoundToken<'a> {
     Awaited,
 }
 
-fn key_of(source: &TokenSource) -> (String, u64) {
+pub(crate) fn key_of(source: &TokenSource) -> (String, u64) {
     (source.audience.clone(), source.expiration_seconds.unwrap_or(DEFAULT_SECS).min(LONGEST_SECS))
 }
 
-fn sources(pod: &Pod) -> impl Iterator<Item = &TokenSource> {
+pub(crate) fn sources(pod: &Pod) -> impl Iterator<Item = &TokenSource> {
     let sources = pod.spec.volumes.iter().flat_map(|volume| volume.file_sources().into_iter().flatten());
     sources.filter_map(|source| match source {
         FileSource::Token(token) => Some(token),
@@ -123,39 +123,6 @@ fn use_of(life: Duration, uid: &str) -> Duration {
     let share = Digest::of(uid.as_bytes()).to_string();
     let share = u32::from_str_radix(share.get(..2).unwrap_or_default(), 16).unwrap_or(0);
     longest.saturating_sub(longest.saturating_mul(share).checked_div(2560).unwrap_or_default())
-}
-
-impl Life {
-    /// Asks for the tokens that are missing or due.
-    pub(crate) fn see_to_tokens(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
-        // another API server knows neither the pod nor its account
-        let Some(api) = self.api.as_ref().filter(|api| ctx.can_read && !api.is_deleted) else { return };
-        let mut wake = None;
-        for source in sources(pod) {
-            let (audience, expiration_secs) = key_of(source);
-            let token = self.tokens.known.entry((audience.clone(), expiration_secs)).or_default();
-            if token.is_asked_for {
-                continue;
-            }
-            let due = token.due.max(token.retry.due());
-            if ctx.now.mono < due {
-                wake = Some(wake.map_or(due, |wake: Duration| wake.min(due)));
-                continue;
-            }
-            token.is_asked_for = true;
-            let account = pod.spec.service_account_name.clone();
-            let pod = api.reference.clone();
-            let name = TokenName { pod, account, audience, expiration_secs };
-            ctx.actions.push(PodAction::RequestToken(name));
-        }
-        if let Some(at) = wake {
-            self.wake_at(at);
-        }
-    }
-
-    pub(crate) fn token_answered(&mut self, now: Now, name: &TokenName, read: TokenRead) {
-        self.files.is_stale |= self.tokens.answered(now, name, read);
-    }
 }
 
 /// The pod that a token is for.

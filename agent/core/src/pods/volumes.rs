@@ -4,14 +4,14 @@
 //! that is missing is an error in upstream's words. Leaves to others: mounting and replacing files (the runtime), reading objects
 //! (`objects`), what a field holds (`fields`).
 
-use crate::pods::event::{NodeFacts, ObjectKind, ObjectName, Volume, VolumeFile, VolumeSource};
+use crate::pods::event::{NodeFacts, Volume, VolumeFile, VolumeSource};
 use crate::pods::fields;
 use crate::pods::image_volumes::ImageVolumes;
+use crate::pods::keys::{ObjectKind, ObjectName};
 use crate::pods::objects::{Data, Found, Objects};
-use crate::pods::resources::quantity;
-use crate::pods::security::user_of_all;
 use crate::pods::spec::{
-    DownwardFile, FileSource, KeyToPath, ObjectVolume, Pod, PodSpec, VolumeMount, VolumeSpec,
+    DownwardFile, FileSource, KeyToPath, ObjectVolume, Pod, PodSpec, VolumeMount, VolumeSpec, quantity,
+    user_of_all,
 };
 use crate::pods::tokens::{FoundToken, Tokens};
 use crate::sorted::SortedSet;

@@ -3,7 +3,7 @@
 //! Always holds: an order is complete, with address and port; the performer needs nothing of the pod. Leaves to others: when a probe
 //! runs and what its result means (`probes`), performing it (the crate `kedge`).
 
-use crate::pods::event::ContainerKey;
+use crate::pods::keys::ContainerKey;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

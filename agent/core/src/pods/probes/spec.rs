@@ -4,80 +4,12 @@
 //! exactly one handler. Leaves to others: when a probe runs (`probes`).
 
 use crate::pods::probes::order::{Check, HttpCheck, ProbeKind};
-use crate::pods::spec::{Container, EnvVar, Port};
+use crate::pods::spec::{Container, EnvVar, Exec, HttpGet, HttpHeader, Port, PortOfProbe, Probe};
 use crate::sorted::SortedMap;
-use serde::Deserialize;
 use std::time::Duration;
 
 /// Most headers of one request: each is sent with each run.
 const MOST_HEADERS: usize = 64;
-
-/// `v1.Probe`.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Probe {
-    exec: Option<Exec>,
-    http_get: Option<HttpGet>,
-    tcp_socket: Option<TcpSocket>,
-    grpc: Option<Grpc>,
-    initial_delay_seconds: u32,
-    timeout_seconds: u32,
-    period_seconds: u32,
-    success_threshold: u32,
-    failure_threshold: u32,
-    pub(crate) termination_grace_period_seconds: Option<u64>,
-}
-
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Exec {
-    pub(crate) command: Vec<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct HttpGet {
-    pub(crate) host: String,
-    pub(crate) http_headers: Vec<HttpHeader>,
-    pub(crate) path: String,
-    pub(crate) port: PortOfProbe,
-    pub(crate) scheme: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct HttpHeader {
-    name: String,
-    value: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct TcpSocket {
-    host: String,
-    port: PortOfProbe,
-}
-
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Grpc {
-    port: i64,
-    service: String,
-}
-
-/// `IntOrString`.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(untagged)]
-pub(crate) enum PortOfProbe {
-    Number(i64),
-    Name(String),
-}
-
-impl Default for PortOfProbe {
-    fn default() -> Self {
-        Self::Number(0)
-    }
-}
 
 /// Upstream's default where a field is 0.
 fn or_default(value: u32, default: u32) -> u32 {

@@ -1,5 +1,7 @@
 use super::*;
 use crate::answer::Answer;
+use crate::answer::Now;
+use crate::pods::event::ContainerState;
 use crate::pods::{
     ContainerKey, ImageConfig, Inventory, NodeFacts, Observation, PodAction, PodEvent, PodFound, PodNetwork,
     PodNetworks, PodUid, Pods, StaticFile,

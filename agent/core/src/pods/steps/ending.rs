@@ -4,7 +4,8 @@
 //! at least two seconds; nothing of a pod is removed while one of its containers may run, nor before its final status was
 //! accepted where there is one to report; a static pod's end waits for no API server. Leaves to others: performing the steps.
 
-use crate::pods::event::{ContainerKey, PodAction};
+use crate::pods::event::PodAction;
+use crate::pods::keys::ContainerKey;
 use crate::pods::life::{ContainerLife, Context, Doing, Life, Sandbox, Swept, Verdict};
 use std::time::Duration;
 

@@ -10,12 +10,12 @@ use crate::node::facts::ApiServer;
 use crate::pods::admission::{self, host_ports};
 use crate::pods::environment::{self, EnvProblem, Sources};
 use crate::pods::event::{
-    Console, ContainerOrder, Dns, ImageOrder, ObjectKind, ObjectName, PodAction, PodNetwork, PodNetworks,
-    PodSandbox, Volume,
+    Console, ContainerOrder, Dns, ImageOrder, PodAction, PodNetwork, PodNetworks, PodSandbox, Volume,
 };
-use crate::pods::hooks::HookNote;
+use crate::pods::keys::{ObjectKind, ObjectName};
 use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict, changed};
 use crate::pods::objects::{self, Found};
+use crate::pods::orders::HookNote;
 use crate::pods::spec::{Container, Pod, RestartPolicy};
 use crate::pods::status::restarts_after;
 use crate::pods::volumes::{self, VolumeProblem};
@@ -663,8 +663,9 @@ fn go_millis(took: std::time::Duration) -> String {
 #[cfg(test)]
 mod tests {
     use crate::pods::PodAction;
-    use crate::pods::event::{ObjectName, ObjectRead, PodEvent};
+    use crate::pods::event::{ObjectRead, PodEvent};
     use crate::pods::fixture::Node;
+    use crate::pods::keys::ObjectName;
     use serde_json::{Value, json};
 
     fn pod(name: &str, kind: &str) -> Value {

@@ -6,55 +6,11 @@
 //! writing the files (the runtime).
 
 use crate::answer::Now;
-use crate::config::digest::Digest;
-use crate::pods::backoff::Retry;
-use crate::pods::event::{Failure, PodAction, Volume, VolumeFile, VolumeSource};
+use crate::pods::event::{Failure, PodAction};
+use crate::pods::files::{Files, digest};
 use crate::pods::life::{Context, Life, Sandbox};
-use crate::pods::objects::LARGE_WAIT;
 use crate::pods::spec::Pod;
 use crate::pods::volumes::{self, VolumeProblem};
-use crate::sorted::SortedMap;
-use std::time::Duration;
-
-/// What is known of the files of a pod's volumes.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Files {
-    /// What they should hold may have changed.
-    pub(crate) is_stale: bool,
-    is_updating: bool,
-    /// Since when they wait for objects.
-    awaits_objects: Option<Duration>,
-    /// By volume: what was ordered last. An earlier agent's orders are unknown.
-    ordered: SortedMap<String, Digest>,
-    retry: Retry,
-    /// They were too large to be made, and nothing is read for them before, unless what they should hold changes.
-    too_large_until: Option<Duration>,
-}
-
-impl Files {
-    /// They are too large.
-    pub(crate) fn are_too_large(&mut self, now: Now) {
-        self.is_stale = false;
-        self.too_large_until = Some(now.mono.saturating_add(LARGE_WAIT));
-    }
-
-    /// Until when nothing is read for them.
-    pub(crate) fn rest_until(&self, now: Now) -> Option<Duration> {
-        self.too_large_until.filter(|until| !self.is_stale && now.mono < *until)
-    }
-
-    /// The pod is prepared with these.
-    pub(crate) fn made(&mut self, volumes: &[Volume]) {
-        *self = Self::default();
-        self.ordered =
-            volumes.iter().filter_map(|volume| Some((volume.name.clone(), digest(volume)?))).collect();
-    }
-
-    pub(crate) fn updated(&mut self) {
-        self.is_updating = false;
-        self.retry.succeeded();
-    }
-}
 
 impl Life {
     /// Orders the volumes whose files should be others.
@@ -106,25 +62,18 @@ impl Life {
     }
 }
 
-/// Of what a volume's files hold; None: it has no files of the API.
-fn digest(volume: &Volume) -> Option<Digest> {
-    let VolumeSource::Files { files, .. } = &volume.source else { return None };
-    let line = |VolumeFile { path, mode, owner, content }: &VolumeFile| {
-        format!("{mode:o} {owner:?} {} {path}\0", Digest::of(content))
-    };
-    Some(Digest::of(files.iter().map(line).collect::<String>().as_bytes()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::Pods;
     use crate::pods::event::{
-        Command, DesiredFile, DesiredFound, FailureReason, Inventory, NodeFacts, ObjectKind, ObjectName,
-        ObjectRead, PodEvent, PodNetwork, PodUid, TokenName, TokenRead,
+        Command, DesiredFile, DesiredFound, FailureReason, Inventory, NodeFacts, ObjectRead, PodEvent,
+        PodNetwork, TokenName, TokenRead, VolumeSource,
     };
+    use crate::pods::keys::{ObjectKind, ObjectName, PodUid};
+    use crate::pods::{Pods, keys};
     use kedge_api::Timestamp;
     use serde_json::{Value, json};
+    use std::time::Duration;
 
     /// A node whose disk answers at once.
     struct World {
@@ -364,7 +313,7 @@ mod tests {
     fn token_is_renewed_and_a_refusal_keeps_the_old_one() {
         let (mut world, asked_first) = World::running();
         let expect = TokenName {
-            pod: crate::pods::event::PodRef { namespace: "d".into(), name: "p".into(), uid: "u".into() },
+            pod: keys::PodRef { namespace: "d".into(), name: "p".into(), uid: "u".into() },
             account: "runs".into(),
             audience: String::new(),
             expiration_secs: 3600,

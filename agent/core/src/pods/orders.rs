@@ -1,0 +1,71 @@
+//! What a hook is ordered to do, and the key by which a run of a probe or a hook is known until it ends.
+
+use crate::pods::keys::ContainerKey;
+use crate::pods::probes::{Check, ProbeKey};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The two hooks of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HookKind {
+    PostStart,
+    PreStop,
+}
+
+impl HookKind {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::PostStart => "postStart",
+            Self::PreStop => "preStop",
+        }
+    }
+}
+
+/// A hook to be run once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HookOrder {
+    pub container: ContainerKey,
+    pub kind: HookKind,
+    pub act: HookAct,
+    /// From now on; what takes longer has failed.
+    pub timeout: Duration,
+}
+
+/// What a hook does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HookAct {
+    /// A program succeeds with code 0, a request with any answer.
+    Run(Check),
+    Sleep(Duration),
+}
+
+/// How far the hooks of a run are, as the next agent has to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum HookNote {
+    /// postStart is due, or under way; or it has failed, for which the container is to be stopped.
+    PostStart,
+    /// postStart has ended well.
+    Started,
+    /// preStop is under way.
+    PreStop,
+    /// preStop has ended; the run is to end within this time of the machine's monotonic clock.
+    PreStopped { until: Duration },
+}
+
+/// A run of a probe or a hook.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RunKey {
+    Probe(ProbeKey),
+    Hook(ContainerKey, HookKind),
+}
+
+impl RunKey {
+    /// Whose run it is.
+    #[must_use]
+    pub fn container(&self) -> &ContainerKey {
+        match self {
+            Self::Probe(ProbeKey { container, .. }) | Self::Hook(container, _) => container,
+        }
+    }
+}
