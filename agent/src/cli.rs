@@ -498,6 +498,7 @@ fn print_pod(pod: &Value, pulls: &BTreeMap<String, String>) {
         let shown = format!("{}: {state}", text(container, "/name"));
         let restarts = container["restarts"].as_u64().unwrap_or(0);
         let image = Reference::parse(text(container, "/image")).map(|image| image.to_string()).ok();
+        // the image of a running container may be pulled for another pod
         let is_waiting = container["state"] == "Waiting";
         if let Some(pull) = image.and_then(|image| pulls.get(&image)).filter(|_| is_waiting) {
             note = [note.as_str(), pull]
@@ -511,6 +512,7 @@ fn print_pod(pod: &Value, pulls: &BTreeMap<String, String>) {
             note = format!("{note}{separator}{message}");
         }
         print(format_args!("{name:<40} {ready:<5} {origin:<10} {shown:<20} {restarts:>8}  {note}"));
+        // the notes about the pod are shown only once, in its first line
         note.clear();
     }
 }

@@ -236,6 +236,7 @@ impl Raw {
     fn take(&mut self, name: &str, parser: &mut lexopt::Parser) -> Result<(), UsageError> {
         if let Some(known) = TEXTS.iter().find(|known| **known == name) {
             let value = parser.value()?.string()?;
+            // labels of repeated flags add up; any other text may be given only once
             if *known == "node-labels" {
                 self.node_labels.extend(node_labels(&value)?);
             } else if self.texts.insert(known, value).is_some() {
@@ -299,6 +300,7 @@ impl Raw {
             ["record-exit", "to-disk"] => Command::CopyExitRecord(self.places()),
             ["status"] => Command::Status(self.places(), output),
             ["doctor", "write"] => Command::DoctorWrite(self.places()),
+            // commands about the configured agent read the flags of its service too
             ["doctor"] => Command::Doctor(Box::new(self.service_agent()?), output),
             ["version"] => Command::Version(output),
             ["config", "show"] => Command::ConfigShow(Box::new(self.service_agent()?), output),

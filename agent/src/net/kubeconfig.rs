@@ -279,6 +279,7 @@ impl Reader<'_> {
             }
             None => (None, TokenSource::None),
         };
+        // without credentials every request would be refused, so this is reported here
         if client_certificate.is_none() && token == TokenSource::None {
             let field = user.map_or(format!("{}.user", context.name), |user| user.name);
             return Err(self.missing(&field, "holds neither a client certificate nor a token"));

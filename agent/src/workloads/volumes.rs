@@ -116,7 +116,7 @@ impl Places {
     /// of mounts: leftovers of an earlier try are removed.
     ///
     /// # Errors
-    /// One cannot be made: which, and why, in upstream's words.
+    /// One cannot be made: which, and why, with upstream's text.
     pub(crate) fn parts(
         &self,
         key: &ContainerKey,
@@ -192,7 +192,7 @@ pub(super) fn part_of(volume: &Path, (key, mount): (&ContainerKey, &Mount), targ
     }
 }
 
-/// The failure in upstream's words.
+/// The failure with upstream's text.
 pub(crate) fn no_part(key: &ContainerKey, mount: &Mount, why: &str) -> String {
     let (volume, container, part) = (&mount.volume, &key.container, &mount.sub_path);
     format!(

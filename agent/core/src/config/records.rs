@@ -192,7 +192,7 @@ impl ConfigRecord {
         format!("{}, key {}", self.source, self.source.key())
     }
 
-    /// In upstream's words (Kubernetes 1.11 to 1.23).
+    /// With upstream's text (Kubernetes 1.11 to 1.23).
     pub fn describe(&self) -> String {
         let (namespace, name) = self.source.object();
         format!(

@@ -1,9 +1,12 @@
-//! The pods as an actor of core: what the API server shows of them, what they ask of it, and what they ask of the board.
+//! The pods as one actor of core: takes what the API server shows of them, sends their requests to it, and
+//! gives their orders to the board.
 //!
-//! Always holds: of this node's Node and pods only what was read of the same Node counts, so a list that lacks pods is believed once
-//! the Node was read after it and is still the one they were bound to; few requests and writes are under way at once, and those
-//! that pods wait for go before those that only tell people something; every order is answered, also when another server is asked.
-//! Without a runtime there is no such actor. Leaves to others: every decision about a pod (`Pods`), how orders are performed.
+//! Always holds: a list or a watch event about this node's Node or its pods counts only if it belongs to the
+//! same Node; a list that lacks known pods is therefore believed only once the Node was read after it and
+//! still is the Node these pods were bound to. Few requests and writes are under way at once, and requests
+//! that pods wait for are sent before those that only inform people; every order is answered, even if the
+//! agent switches to another server meanwhile. Without a runtime this actor does not exist. Leaves to others:
+//! every decision about a pod (`Pods`), how orders are performed.
 
 use crate::answer::{Answer, Level};
 use crate::config::running::Notice;
@@ -32,31 +35,35 @@ use serde_json::{Value, json};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// Most pods that are listed, and bytes of all together: those that are taken (`shares`), and of the others 2 KiB each.
+/// Limits for a list of pods: the number of pods, and the bytes of all together, which are those of the pods
+/// this node takes (`shares`) plus 2 KiB for each of the others.
 const MOST_PODS: Bounds = Bounds { objects: 5000, bytes: MOST_TAKEN_BYTES + (5000 << 11) };
-/// Requests at once by which pods get on: fewer than the outbox sends at once, so that the node's own have room.
+/// Most requests that pods need to make progress and that are under way at once: fewer than the outbox sends
+/// at once, so that the node's own requests have room.
 const WORK_SLOTS: u8 = 4;
 /// Reads of ConfigMaps and Secrets at once: each may bring 1 MiB.
 const READ_SLOTS: u8 = 1;
 const NEWS_SLOTS: u8 = 1;
-/// Events about pods that wait; of more the oldest are dropped, of the namespace that has most.
+/// Most events about pods that wait to be sent; beyond it the oldest event of the namespace with the most
+/// events is dropped.
 const PENDING_NEWS: usize = 64;
 /// Writes of the desired set under way: fewer than the disk's loop holds, so that it never makes core wait.
 const WRITES_AT_ONCE: usize = 4;
-/// What pods refer to is read no more often than this, however often renewals name changes: a rollout is many, and each reading costs
-/// all objects.
+/// The objects that pods refer to are read no more often than this, however often renewals report changes: a
+/// rollout makes many changes, and each round reads all objects.
 const REREAD_AT_MOST: Duration = Duration::from_secs(20);
-/// And this often under `Get`: the time after which a copy is old for the kubelet. As long after a start, when the copies on disk may be
-/// of any age: agents that are restarted more often than the other periods would never read again what running pods refer to.
+/// The period under `Get`: the kubelet considers a copy old after this time. The first round after a start
+/// comes after the same time, because the copies on disk may be of any age then: an agent that is restarted
+/// more often than the other periods would otherwise never again read the objects that running pods refer to.
 const REREAD_UNDER_GET: Duration = Duration::from_secs(60);
-/// And this often where renewals name no changes: ten objects of 2 kB are some 4 MB a day.
+/// The period where renewals report no changes: ten objects of 2 kB cost some 4 MB a day.
 const REREAD_EVERY: Duration = Duration::from_secs(10 * 60);
-/// Objects are read at least this often, whatever renewals name, as lists are (`watching`).
+/// Objects are read at least this often whatever renewals report, as lists are (`watching`).
 const REREAD_AT_LEAST: Duration = Duration::from_secs(60 * 60);
-/// How long a look at the files of static pods takes before it is reported: a disk that collects its garbage stands still for many
-/// seconds, and what goes beyond that may be a network's file system whose server is away.
+/// How long reading the files of static pods may take before it is reported: a disk that collects its garbage
+/// answers nothing for many seconds, and a longer wait may mean a network file system whose server is away.
 const LOOK_LIMIT: Duration = Duration::from_secs(120);
-/// On a Node: its orphaned pods end.
+/// Annotation of a Node that lets its orphaned pods end.
 const RELEASE_ANNOTATION: &str = "kedge.dev/release-pods";
 
 /// Every pod of this node.
@@ -68,35 +75,36 @@ pub(crate) struct PodsActor {
     reads: Lane,
     news: Lane,
     news_count: u64,
-    /// Writes that wait for others to end.
+    /// Writes that wait until earlier ones end.
     writes: VecDeque<PodAction>,
     writes_under_way: usize,
-    /// The Node that is known.
+    /// The UID of the Node as it is known.
     node_uid: Option<String>,
-    /// A list that lacks pods, until the Node was read after it.
+    /// A list that lacks known pods, kept until the Node was read after it.
     unconfirmed: Option<Vec<Value>>,
     is_held: Option<bool>,
     facts: Option<NodeFacts>,
-    /// What was noted, and whether it was all.
+    /// The images noted last as needed, and whether they were all that pods need.
     needed_images: Option<(BTreeSet<String>, bool)>,
-    /// Where static pods come from, and how often that is read; None: there are none.
+    /// Path of the static pods' files, and how often it is read; `None` if static pods are not configured.
     static_files: Option<(String, Duration)>,
-    /// When they are read again, or, while they are being read, when that takes too long; None: it did, or there are none.
+    /// When the static pods' files are read again; while they are being read, when this takes too long.
+    /// `None` once the slow read was reported, or if static pods are not configured.
     static_wake: Option<Duration>,
-    /// They are being read.
+    /// Whether the files of static pods are being read.
     reads_static: bool,
     collecting: Collecting,
-    /// What pods want removed once the collection under way has ended.
+    /// The thresholds of the collection to start once the one under way has ended.
     collects_next: Option<Thresholds>,
-    /// Looks at the host that pods were told of.
+    /// Number of the last look at the host that pods were informed of.
     looks: u64,
-    /// The host is to be looked at now.
+    /// The host should be looked at now.
     pub(crate) wants_look: bool,
-    /// The Node is to be read now, and was.
+    /// The Node should be read now, for pods; `node_was_read` says that it was.
     pub(crate) wants_node: bool,
     node_was_read: bool,
     rereading: Rereading,
-    /// Events about the node.
+    /// Events about the node that were not sent yet.
     pub(crate) notices: Vec<Notice>,
     /// How the server last refused a status or a deletion, so that it is logged once.
     refusal: Option<(u16, String)>,
@@ -144,7 +152,7 @@ impl PodsActor {
 
     // ---- what happens
 
-    /// News of the board, or the answer to one of its orders.
+    /// Takes an event of the board: a change it saw, or the answer to one of its orders.
     pub(crate) fn take(&mut self, event: PodEvent, turn: &mut Turn) {
         if matches!(event, PodEvent::DesiredSaved { .. }) {
             self.writes_under_way = self.writes_under_way.saturating_sub(1);
@@ -156,7 +164,7 @@ impl PodsActor {
         }
         if let PodEvent::Shutdown(stops) = event {
             let what = if stops { "event" } else { "cancellation" };
-            // upstream's words
+            // upstream's text
             let message = format!("Shutdown manager detected shutdown {what}");
             self.notices.push(Notice { warning: false, reason: "NodeShutdown", message });
         }
@@ -176,7 +184,8 @@ impl PodsActor {
         self.write(turn);
     }
 
-    /// What the API server shows. Returns whether the Node must be read before it can be believed.
+    /// Takes a list or a watch event of the API server. Returns whether the Node must be read before the list
+    /// can be believed.
     #[must_use]
     pub(crate) fn shown(&mut self, shown: Shown, turn: &mut Turn) -> bool {
         match shown {
@@ -191,7 +200,8 @@ impl PodsActor {
 
     fn listed(&mut self, pods: Vec<Value>, turn: &mut Turn) -> bool {
         match &self.node_uid {
-            // a hub that was wiped has no pods, and its watches may notice that before the Node's does
+            // a hub whose data was wiped has no pods, and the watch of pods may notice this before that of
+            // the Node
             Some(uid) if self.pods.has_all_of(uid, &pods) => self.believe(pods, turn),
             _ => self.unconfirmed = Some(pods),
         }
@@ -222,13 +232,13 @@ impl PodsActor {
         }
     }
 
-    /// The Node, as it is known now; `is_read`: it was just read, or is not there.
+    /// Takes the Node as it is known now; `is_read` says that it was just read, or found absent.
     pub(crate) fn node(&mut self, node: Option<&api::Node>, is_read: bool, turn: &mut Turn) {
-        // pods are told once they know what it showed
+        // pods receive `NodeRead` only after the changes that the Node brought
         self.node_was_read |= is_read;
         let uid = node.map(|node| node.metadata.uid.clone());
         if uid != self.node_uid {
-            // what was listed before is of another Node, or of nobody's
+            // an earlier list belongs to another Node, or to a Node that is gone
             self.unconfirmed = None;
             self.node_uid = uid;
             match self.node_uid.is_some() {
@@ -248,13 +258,13 @@ impl PodsActor {
         turn.act(Action::WatchPods(order));
     }
 
-    /// Lists anew what the watch has not shown.
+    /// Reads the list of pods again, for what the watch has not shown.
     pub(crate) fn list_again(&mut self, turn: &mut Turn) {
         let order = self.reflector.watching.list(None);
         turn.act(Action::WatchPods(order));
     }
 
-    /// A renewal's answer named the latest change that concerns the node.
+    /// A renewal's answer reported the number of the latest change that concerns the node.
     pub(crate) fn named(&mut self, latest: u64, turn: &Turn) {
         self.rereading.named(latest, turn.now.mono);
     }
@@ -293,7 +303,7 @@ impl PodsActor {
     }
 
     fn note_refusal(&mut self, request: &PodRequest, answer: &Answer, turn: &mut Turn) {
-        // that it is gone, or another, is no surprise, nor that a server is busy
+        // a pod that is gone or replaced and a busy server are ordinary answers, which need no warning
         let refusal = answer.refusal().filter(|(status, _)| !matches!(status, 404 | 409 | 429));
         if refusal.is_some() && refusal != self.refusal {
             turn.log(Level::Warn, format!("{}: {answer}; trying again", describe(request)));
@@ -303,7 +313,7 @@ impl PodsActor {
         }
     }
 
-    // ---- what is asked for
+    // ---- requests and orders
 
     fn order(&mut self, action: PodAction, turn: &mut Turn) {
         match action {
@@ -340,9 +350,11 @@ impl PodsActor {
             PodAction::ListPods => self.list_again(turn),
             PodAction::LookAtHost => self.wants_look = true,
             PodAction::ReadNode => self.wants_node = true,
+            // one collection at a time: a second one starts after the first
             PodAction::CollectImages(thresholds) if !self.collecting.begin_at_once() => {
                 self.collects_next = Some(thresholds);
             }
+            // see `WRITES_AT_ONCE`
             write @ PodAction::SaveDesired { .. } => self.writes.push_back(write),
             command => turn.act(Action::Pods(Box::new(command))),
         }
@@ -357,7 +369,8 @@ impl PodsActor {
             false => &mut self.work.later,
         };
         let purpose = Purpose::Work(request);
-        // a pod that is not remembered is answered with each list
+        // a pod without a record here is answered anew with each list; the newest answer replaces the waiting
+        // one
         match queue.iter_mut().find(|ask| ask.purpose == purpose) {
             Some(ask) => ask.body = body,
             None => queue.push_back(Ask { purpose, body, namespace, bytes, is_urgent: false }),
@@ -396,7 +409,7 @@ impl PodsActor {
 
     // ---- what is due
 
-    /// What others know, as of now; then what is due.
+    /// Takes the current state of the other actors, then does all work that is due.
     pub(crate) fn settle(&mut self, around: &Around<'_>, turn: &mut Turn) {
         if self.is_held != Some(around.is_held) {
             self.is_held = Some(around.is_held);
@@ -436,18 +449,18 @@ impl PodsActor {
             turn.act(Action::NeedImages { images, is_all });
             self.needed_images = needed;
         }
-        // not before it is noted what stays
+        // not before the images to keep are noted on disk
         if self.needed_images.is_some()
             && let Some(thresholds) = self.collecting.begin(turn.now.mono)
         {
             turn.act(Action::Pods(Box::new(PodAction::CollectImages(thresholds))));
         }
-        // what it needs of images is noted
+        // the images that the pod needs are noted
         if std::mem::replace(&mut self.looks, around.pressures.looks) != around.pressures.looks {
             self.take(PodEvent::Looked(around.pressures.pressing.clone()), turn);
         }
         let pods = &self.pods;
-        // the refusal of a pod that has been taken meanwhile would end it
+        // a pod that was taken meanwhile would be ended by its earlier refusal
         let is_stale =
             |purpose: &Purpose| matches!(purpose, Purpose::Work(request) if pods.remembers(request));
         for lane in [&mut self.work, &mut self.reads, &mut self.news] {
@@ -462,7 +475,8 @@ impl PodsActor {
         }
     }
 
-    /// Once for each look: it goes on, and nobody can end it.
+    /// Reports once for each read that it takes too long: the read keeps running, because no one can
+    /// interrupt it.
     fn report_slow_look(&mut self) {
         let path = self.static_files.as_ref().map(|(path, _)| excerpt(path)).unwrap_or_default();
         let secs = LOOK_LIMIT.as_secs();
@@ -472,7 +486,8 @@ impl PodsActor {
         self.notices.push(Notice { warning: true, reason: "StaticPodPathSilent", message });
     }
 
-    /// What pods are admitted by, if it changed. Nothing before the runtime works: a pod that is rejected is so for good.
+    /// The facts by which pods are admitted, if they changed. `None` before the runtime works: a rejected pod
+    /// stays rejected, so none may be judged too early.
     fn news_of_the_node(&self, around: &Around<'_>, turn: &Turn) -> Option<NodeFacts> {
         let host = around.facts.filter(|host| host.runtime == Runtime::Ready)?;
         let known = around.node.map(|node| node.metadata.labels.clone());
@@ -484,7 +499,7 @@ impl PodsActor {
             cpu_milli: left.cpu_milli,
             memory_bytes: left.memory_bytes,
             storage_bytes: left.storage_bytes,
-            // a pod that is refused is so for good, whatever is rolled back later
+            // a refused pod stays refused, whatever configuration is rolled back later
             pods: around.floor.map_or(0, |floor| floor.max_pods).max(around.config.max_pods).into(),
             pressures: around.pressures.conditions(),
             network: host.pod_network.clone(),
@@ -517,14 +532,15 @@ impl PodsActor {
     }
 }
 
-/// When what pods refer to is read again. No watch of each object: that would be a connection for each.
+/// When the objects that pods refer to are read again. Objects are not watched one by one, because each watch
+/// would need a connection.
 #[derive(Debug, Clone)]
 struct Rereading {
     /// `configMapAndSecretChangeDetectionStrategy: Get`.
     is_each_minute: bool,
     due: Duration,
     last: Duration,
-    /// What was named last.
+    /// The latest change that a renewal reported.
     named: Option<u64>,
 }
 
@@ -543,7 +559,8 @@ impl Rereading {
         }
     }
 
-    /// Many changes lead to one round of reads: the change that a renewal names may be that of a pod.
+    /// Many changes lead to one round of reads: a renewal reports changes without their kind, so this one may
+    /// be a change of a pod.
     fn named(&mut self, latest: u64, now: Duration) {
         if self.named.replace(latest) != Some(latest) {
             self.due = self.due.min(now.max(self.last.saturating_add(REREAD_AT_MOST)));
@@ -560,12 +577,12 @@ impl Rereading {
     }
 }
 
-/// What the other actors know.
+/// The state of the other actors that pods depend on.
 pub(crate) struct Around<'a> {
     pub(crate) node: Option<&'a api::Node>,
     pub(crate) facts: Option<&'a HostFacts>,
     pub(crate) config: &'a Config,
-    /// What the last-known-good would do, while a configuration is on trial.
+    /// The values of the last-known-good configuration while another configuration is on trial.
     pub(crate) floor: Option<&'a Floor>,
     pub(crate) pressures: &'a Pressures,
     pub(crate) is_held: bool,
@@ -659,7 +676,7 @@ mod tests {
             Self::under("").0
         }
 
-        /// The same under this configuration; and what was ordered until then.
+        /// The same under this configuration; also returns the actions until then.
         fn under(config: &str) -> (Self, Vec<Action>) {
             let options = options();
             let text = format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{config}");
@@ -688,7 +705,7 @@ mod tests {
             (bench, actions)
         }
 
-        /// Does it, settles, and gives what was ordered.
+        /// Calls `act` at this time, settles, and returns the actions.
         fn at(&mut self, secs: u64, act: impl FnOnce(&mut PodsActor, &mut Turn)) -> Vec<Action> {
             let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
             let (mut jitter, mut actions) = (Jitter::new(1), vec![]);
@@ -707,7 +724,7 @@ mod tests {
             self.at(2, |actor, turn| actor.node(Some(&node), is_read, turn))
         }
 
-        /// Whether the Node must be read.
+        /// Takes a list; returns whether the Node must be read, and the actions.
         fn listed(&mut self, pods: &[Value]) -> (bool, Vec<Action>) {
             let mut must_read = false;
             let actions = self.at(3, |actor, turn| must_read = actor.shown(Shown::All(pods.to_vec()), turn));
@@ -725,7 +742,7 @@ mod tests {
         for (uid, ends) in [("node-1", true), ("node-2", false)] {
             let mut bench = Bench::new();
             assert!(!bench.listed(&[pod(0)]).0);
-            // the hub was wiped, or the pod is gone: not known before the Node was read
+            // the hub was wiped, or the pod is gone: undecided until the Node was read
             assert!(bench.listed(&[]).0);
             assert!(!bench.actor.report()[0].is_ending);
             bench.node_is(uid, true);
@@ -881,7 +898,7 @@ mod tests {
         let Lane { waiting, later, .. } = &bench.actor.work;
         let (known, others) = (waiting.len(), later.len());
         assert!((1..pods.len()).contains(&others) && known + others <= pods.len(), "{known} {others}");
-        // a pod that runs here does not wait for them
+        // a running pod does not wait for them
         let mut ending = pod(0);
         ending["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         bench.at(4, |actor, turn| actor.seen(ending, turn));

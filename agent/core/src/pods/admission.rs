@@ -1,7 +1,8 @@
-//! Whether a pod may run on this node, with upstream's reasons.
+//! Decides whether a pod may run on this node, with upstream's reasons.
 //!
-//! Always holds: a pod that has run here is not judged again, so a restart of the agent ends none; the verdict follows from the
-//! pod, the node and the pods admitted before it. Leaves to others: which fields are served (`table`).
+//! Always holds: a pod that has run here is not judged again, so a restart of the agent ends no pod; the
+//! verdict follows from the pod, the node and the pods admitted before it. Leaves to others: which fields are
+//! served (`table`).
 
 use crate::pods::event::{HostPort, NodeFacts, QosClass};
 use crate::pods::spec::{Pod, PodSpec};
@@ -17,21 +18,21 @@ pub(crate) struct Rejection {
     pub(crate) message: String,
 }
 
-/// The reason for what this agent does not serve. Upstream has no word for it.
+/// The reason for a pod that uses a field this agent does not serve. Upstream has no such reason.
 pub(crate) const NOT_SERVED: &str = "PodFeatureUnsupported";
-/// Upstream's reason for a pod that the labels or the name of the Node keep away.
+/// Upstream's reason for a pod that does not fit the labels or the name of the Node.
 pub(crate) const NODE_AFFINITY: &str = "NodeAffinity";
-/// The reason for what upstream's API server would have refused.
+/// The reason for a pod that upstream's API server would have refused.
 const INVALID: &str = "UnexpectedAdmissionError";
 
-/// Most ports of the host for one pod with a network of its own: portmap takes about 50 ms for each, and no other pod gets a network
-/// meanwhile. With some 600 it comes to the limit of a plugin, and the pod never begins.
+/// Most host ports of one pod with its own network: portmap takes about 50 ms for each, and meanwhile no
+/// other pod gets a network. With some 600 ports the plugin reaches its time limit, and the pod never starts.
 const MOST_HOST_PORTS: usize = 128;
 
-/// Longest message of a rejection: eight refusals, each with a path.
+/// Longest message of a rejection: room for eight reasons, each with a path.
 const MESSAGE_CHARS: usize = 2000;
 
-/// Judges a pod; `others`: those that are admitted and not finished.
+/// Judges a pod; `others` are the pods that are admitted and have not finished.
 pub(crate) fn admit<'a>(
     pod: &Pod,
     is_static: bool,
@@ -86,8 +87,8 @@ pub(crate) fn admit<'a>(
     fits(pod, node, others)
 }
 
-/// Upstream's rule for a node under pressure: critical pods come, and under pressure of memory alone those that request some, or tolerate
-/// its taint.
+/// Upstream's rule for a node under pressure: critical pods are admitted; if only memory is short, also pods
+/// that request some memory or tolerate the taint.
 fn refused_under_pressure(pod: &Pod, is_static: bool, node: &NodeFacts) -> Option<String> {
     let taint = ("node.kubernetes.io/memory-pressure", "NoSchedule");
     let may_come = match node.pressures[..] {
@@ -113,7 +114,7 @@ fn fits<'a>(
         others.clone().fold(0u64, |sum, other| sum.saturating_add(pick(&resources::Total::of(other))))
     };
     let count = others.clone().count() as u64;
-    // what is not known keeps no pod away
+    // an unknown capacity rejects no pod
     let storage = node.storage_bytes.unwrap_or(u64::MAX);
     for (resource, requested, used, capacity) in [
         ("pods", 1, count, node.pods),
@@ -186,7 +187,8 @@ pub(crate) fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
     ports.collect()
 }
 
-/// What is wrong with the number of its host ports. On the machine's own network none of them takes a plugin's time.
+/// The complaint if a pod has too many host ports. A pod on the machine's own network may have any number,
+/// because no plugin sets its ports up.
 fn complaint_about_ports(spec: &PodSpec) -> Option<String> {
     let count = host_ports(spec).len();
     (count > MOST_HOST_PORTS && !spec.host_network).then(|| {
@@ -197,7 +199,7 @@ fn complaint_about_ports(spec: &PodSpec) -> Option<String> {
     })
 }
 
-/// Ports that are taken: protocol and port, with the addresses; the empty one is every address.
+/// Taken ports: protocol and port, with the addresses; the empty address means every address.
 #[derive(Default)]
 struct Taken(SortedMap<(String, u16), BTreeSet<String>>);
 
@@ -374,7 +376,7 @@ mod tests {
             (name("NotIn", "edge"), false),
             (json!([]), false),
             (json!([{}]), false),
-            // one term is enough, of which everything holds
+            // one term is enough if all its requirements hold
             (json!([{}, name("In", "edge")[0]]), true),
             (
                 json!([{"matchExpressions": label("zone", "Exists", json!([]))[0]["matchExpressions"],
@@ -385,7 +387,7 @@ mod tests {
             let refused = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
             check(require(terms), &[], (!is_met).then_some(("NodeAffinity", refused)));
         }
-        // the scheduler alone judges preferences and affinity to other pods
+        // only the scheduler judges preferences and affinity to other pods
         let other = json!({"containers": [{"name": "a"}], "affinity": {
             "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]},
             "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution":

@@ -1,32 +1,34 @@
-//! Images that are pulled ahead: those of the pod that will take this one's place, while this one still runs.
+//! Pulls images ahead: the images of the pod that will replace this one, while this one still runs.
 //!
-//! The API server asks by an annotation of the pod that runs, and the node answers by a condition of it (`kedge_api::PullAhead`). Always
-//! holds: one of these images of a pod is pulled at a time; what is asked for is needed until the pod is gone, so it is not collected
-//! meanwhile; a pull that fails is tried again after a back-off and harms nothing that runs. The secrets are those of the pod that runs:
-//! the node may read no others. Only pods of the API server are asked: the annotation of a static pod means nothing. Leaves to others:
-//! who asks and what follows from the answer (the hub), how an image is pulled.
+//! The hub requests this by an annotation of the running pod, and the node answers by a condition of the pod
+//! (`kedge_api::PullAhead`). Always holds: at most one of these images is being pulled for a pod at a time;
+//! the requested images count as needed until the pod is gone, so they are not collected meanwhile; a failed
+//! pull is tried again after a back-off and does not disturb running containers. The pull uses the secrets of
+//! the running pod, because the node may read no others. Only pods of the API server have this: on a static
+//! pod the annotation has no effect. Leaves to others: the decision to request images and the use of the
+//! condition (the hub), how an image is pulled.
 
 use crate::pods::backoff::Retry;
 use crate::pods::status::Judged;
 use kedge_api::{ImageAhead, MOST_PULLED_AHEAD, PULL_AHEAD_ANNOTATION, PULLING, PullAhead};
 use std::time::Duration;
 
-/// Stands in an order where others have the name of a container; no container is named so.
+/// Used in an order in place of a container's name; a container cannot have this name.
 pub(crate) const SLOT: &str = "+ahead";
 /// Longest message of the condition.
 const MESSAGE_CHARS: usize = 1000;
 
-/// What is asked for, and how far it is.
+/// The requested images, and how many of them were pulled.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ahead {
-    /// As it was read.
+    /// The annotation as it was read.
     annotation: Option<String>,
     wanted: Option<PullAhead>,
-    /// Why the annotation cannot be read.
+    /// Why the annotation is unreadable.
     problem: Option<String>,
-    /// So many images are there, from the first on.
+    /// This many images, counted from the first, are on the node.
     pub(crate) done: usize,
-    /// The image that is being seen to.
+    /// The image that is being pulled or checked.
     pub(crate) pulling: Option<String>,
     pub(crate) retry: Retry,
     /// Reason and message of the last failure.
@@ -40,7 +42,7 @@ impl Ahead {
         if annotation == self.annotation.as_ref() {
             return;
         }
-        // the answer to an order that is under way is awaited all the same
+        // an order that is under way will still be answered, so it stays noted
         let pulling = self.pulling.take();
         *self = Self { annotation: annotation.cloned(), pulling, ..Self::default() };
         let Some(text) = annotation else { return };
@@ -61,23 +63,23 @@ impl Ahead {
         }
     }
 
-    /// The names of what is asked for.
+    /// The names of the requested images.
     pub(crate) fn images(&self) -> impl Iterator<Item = String> {
         self.wanted.iter().flat_map(|wanted| wanted.images.iter().map(|image| image.image.clone()))
     }
 
-    /// The first image that is not there, unless one is under way.
+    /// The first image that is not on the node, unless an order is under way.
     pub(crate) fn next(&self) -> Option<&ImageAhead> {
         self.wanted.as_ref().filter(|_| self.pulling.is_none())?.images.get(self.done)
     }
 
-    /// Takes the answer to an order; the name of the image if it is still the one that is asked for.
+    /// Takes the answer to an order; returns the image's name if it is still requested.
     pub(crate) fn answered(&mut self) -> Option<String> {
         let pulled = self.pulling.take()?;
         self.next().is_some_and(|next| next.image == pulled).then_some(pulled)
     }
 
-    /// The condition; None: nothing is asked for.
+    /// The condition; `None` if no images are requested.
     pub(crate) fn judged(&self) -> Option<Judged<'static>> {
         let judged = |is_true, reason, text: String| {
             Some((is_true, reason, kedge_api::excerpt_of(&text, MESSAGE_CHARS)))
@@ -156,7 +158,7 @@ mod tests {
     }
 
     impl Node {
-        /// As `perform`, but the API server takes statuses, and orders to pull ahead are returned.
+        /// As `perform`, but the API server accepts statuses; returns the orders to pull ahead.
         fn perform_all(&mut self, mut actions: Vec<PodAction>) -> Vec<ImageOrder> {
             let mut orders = vec![];
             while !actions.is_empty() {
@@ -280,7 +282,7 @@ mod tests {
         assert_eq!(names(&node.pulled(1)), ["x:3"]);
         node.pulled(1);
         assert!(node.condition()[2].starts_with("r3: 1 images"), "{:?}", node.condition());
-        // taken back: the answer goes with it
+        // the request is withdrawn, so the condition disappears too
         let mut object = pod("");
         object["status"]["conditions"] = json!([{"type": kedge_api::IMAGES_PULLED, "status": "True"}]);
         let actions = node.tell(PodEvent::PodSeen(object));

@@ -1,6 +1,6 @@
-//! When a container that ended, or a step that failed, is tried again: kubelet's times.
+//! When a container that ended, or a failed step, is tried again, by kubelet's times.
 //!
-//! Always holds: no retry comes sooner than its wait. Leaves to others: what is tried.
+//! Always holds: a retry never comes before its wait is over. Leaves to others: the work that is tried again.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use std::time::Duration;
 pub(crate) const FIRST: Duration = Duration::from_secs(10);
 pub(crate) const LONGEST: Duration = Duration::from_secs(300);
 
-/// The back-off of one container's restarts. The first restart is immediate; a run that ends ten minutes after its start begins
-/// anew.
+/// The back-off of one container's restarts. The first restart is immediate; a run that lasts ten minutes or
+/// more resets the back-off.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Restarts {
-    /// The wait for the next restart, and when it was set: at the latest restart.
+    /// The wait before the next restart, and when it was set, which is at the latest restart.
     wait: Option<(Duration, Duration)>,
 }
 
@@ -25,20 +25,20 @@ impl Restarts {
         }
     }
 
-    /// The wait that a run which ended then is under.
+    /// The wait that a run which ended at this time has to keep.
     pub(crate) fn current(&self, ended: Duration) -> Option<Duration> {
         let (wait, since) = self.wait?;
         (ended.saturating_sub(since) <= LONGEST.saturating_mul(2)).then_some(wait)
     }
 
-    /// It starts again now.
+    /// Notes that the container starts again now.
     pub(crate) fn restarted(&mut self, ended: Duration, now: Duration) {
         let next = self.current(ended).map_or(FIRST, |wait| wait.saturating_mul(2).min(LONGEST));
         self.wait = Some((next, now));
     }
 }
 
-/// The back-off of a step that failed: 10 s, doubled up to 5 minutes.
+/// The back-off of a failed step: 10 s, doubled up to 5 minutes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Retry {
     failures: u32,
@@ -52,7 +52,7 @@ impl Retry {
         self.not_before = now.saturating_add(wait);
     }
 
-    /// It failed, and got further than before: as after a first failure.
+    /// Notes a step that failed but got further than before: it waits as after a first failure.
     pub(crate) fn broke_off(&mut self, now: Duration) {
         self.succeeded();
         self.failed(now);
@@ -66,7 +66,7 @@ impl Retry {
         now >= self.not_before
     }
 
-    /// When it may be tried again.
+    /// When the step may be tried again.
     pub(crate) fn due(&self) -> Duration {
         self.not_before
     }

@@ -1,9 +1,10 @@
-//! A container's program, arguments and variables, from its spec, its image and the objects it refers to.
+//! A container's program, arguments and variables, made from its spec, its image and the objects it refers
+//! to.
 //!
-//! Always holds: the words of an error are upstream's; `$(NAME)` is expanded as upstream does it (variables defined before, `$$`
-//! escapes, unknown references stay as they are); values from objects are not expanded; the address of the API server is one that the
-//! pod can reach, or none is given. Leaves to others: the user, `HOSTNAME`
-//! and `PATH` of a container that has none (the runtime).
+//! Always holds: error messages have upstream's text; `$(NAME)` is expanded as upstream does it (variables
+//! defined before, `$$` escapes, unknown references stay as they are); values from objects are not expanded;
+//! the variables give an address of the API server only if the pod can reach it. Leaves to others: the user,
+//! `HOSTNAME` and `PATH` of a container that has none (the runtime).
 
 use crate::node::facts::ApiServer;
 use crate::pods::event::{ImageConfig, Mount, NodeFacts};
@@ -14,23 +15,24 @@ use crate::pods::spec::{Container, EnvSource, KeySelector, LocalName, Pod, Volum
 use crate::pods::volumes::{has_way_up, plain_path};
 use std::collections::BTreeMap;
 
-/// Longest word of a command, or variable with its name: Linux' `MAX_ARG_STRLEN` without the NUL, beyond which nothing can be
-/// executed.
+/// Longest argument of a command, or variable with its name: Linux' `MAX_ARG_STRLEN` without the NUL; the
+/// kernel executes no program with a longer one.
 const LONGEST_TEXT: usize = 128 * 1024 - 1;
-/// Most bytes of variables, and of words, of one container: half of what Linux takes (a quarter of a stack of 8 MiB). References
-/// double a text with each variable, so a spec of a few lines could ask for more than the memory.
+/// Most bytes of the variables, and of the arguments, of one container: half of Linux' limit (a quarter of a
+/// stack of 8 MiB). A reference can double a text with each variable, so without a limit a spec of a few
+/// lines could fill the memory.
 const MOST_TEXT: usize = 1024 * 1024;
 
-/// Why an environment cannot be made yet, or as the pod is.
+/// Why an environment cannot be made, either now or with this pod at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EnvProblem {
-    /// An object is being read.
+    /// An object it needs is being read.
     Awaited,
-    /// `CreateContainerConfigError`.
+    /// Shown as `CreateContainerConfigError`.
     Config(String),
 }
 
-/// What variables may be taken from.
+/// The pod, objects and facts that variables take their values from.
 pub(crate) struct Sources<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) objects: &'a Objects,
@@ -38,7 +40,7 @@ pub(crate) struct Sources<'a> {
     pub(crate) pod_ips: &'a [String],
 }
 
-/// The variables of a container, its image's first.
+/// The variables of a container, those of its image first.
 pub(crate) fn variables(
     container: &Container,
     image: &ImageConfig,
@@ -93,7 +95,8 @@ pub(crate) fn argv(
     Ok(argv)
 }
 
-/// The mounts of a container, with `subPathExpr` expanded. Files of the API and images are read only whatever the mount says, as upstream.
+/// The mounts of a container, with `subPathExpr` expanded. Files of the API and images are mounted read-only
+/// whatever the mount says, as upstream does.
 pub(crate) fn mounts(container: &Container, sources: &Sources<'_>) -> Result<Vec<Mount>, EnvProblem> {
     let volumes = &sources.pod.spec.volumes;
     let has_files =
@@ -114,7 +117,7 @@ pub(crate) fn mounts(container: &Container, sources: &Sources<'_>) -> Result<Vec
         };
         mounts.push(Mount {
             volume: name.clone(),
-            // as upstream: a relative path begins at the root
+            // as upstream: a relative path starts at the root
             path: if mount_path.starts_with('/') { mount_path.clone() } else { format!("/{mount_path}") },
             read_only: mount.read_only || has_files(name) || is_image(name),
             no_exec: is_image(name),
@@ -125,7 +128,8 @@ pub(crate) fn mounts(container: &Container, sources: &Sources<'_>) -> Result<Vec
     Ok(mounts)
 }
 
-/// Unlike elsewhere an unknown name is an error: the directory would have another pod's name, or none.
+/// Unlike elsewhere, an unknown name is an error here: the directory would otherwise get the name of another
+/// pod's directory, or no name.
 fn expanded_path(expression: &str, known: &BTreeMap<String, String>) -> Result<String, EnvProblem> {
     let mut unknown = None;
     let path = expand_with(expression, |name| {
@@ -159,8 +163,9 @@ fn too_much(what: &str) -> EnvProblem {
     EnvProblem::Config(format!("{what} is longer than {MOST_TEXT} bytes in all"))
 }
 
-/// Where the API server is, for clients in the pod: as a kubelet gives the variables of the Service `kubernetes`, whatever
-/// `enableServiceLinks` says, but with the address that the node uses. Empty where the pod could not reach it.
+/// The variables by which clients in the pod find the API server: those that a kubelet sets for the Service
+/// `kubernetes`, whatever `enableServiceLinks` says, but with the address that the node uses. Empty if the
+/// pod could not reach this address.
 fn variables_of_the_server(pod: &Pod, node: &NodeFacts) -> Vec<(String, String)> {
     let Some(server) = node.api_server.as_ref().filter(|_| !lacks_server(pod, node)) else { return vec![] };
     let port = server.port.to_string();
@@ -180,12 +185,13 @@ fn variables_of_the_server(pod: &Pod, node: &NodeFacts) -> Vec<(String, String)>
     .into()
 }
 
-/// Whether the API server listens where this pod cannot reach it: on the machine's loopback.
+/// Whether this pod cannot reach the API server, because it listens on the machine's loopback.
 pub(crate) fn lacks_server(pod: &Pod, node: &NodeFacts) -> bool {
     !pod.spec.host_network && node.api_server.as_ref().is_some_and(ApiServer::is_loopback)
 }
 
-/// What the spec defines, in order, after where the API server is; a name that is defined again has its last value, and its last place.
+/// The API server's variables followed by those that the spec defines, in order; a name that is defined twice
+/// has its last value, at its last position.
 fn own_variables(container: &Container, sources: &Sources<'_>) -> Result<Vec<(String, String)>, EnvProblem> {
     let mut defined = Defined { known: BTreeMap::new(), order: vec![], left: MOST_TEXT };
     for (name, value) in variables_of_the_server(sources.pod, sources.node) {
@@ -200,7 +206,7 @@ fn own_variables(container: &Container, sources: &Sources<'_>) -> Result<Vec<(St
         let Some(data) = data_of(kind, source, sources)? else { continue };
         for (key, value) in data {
             let name = format!("{}{key}", from.prefix);
-            // as upstream: a key that is no name of a variable is left out
+            // as upstream: a key that cannot name a variable is left out
             if is_variable_name(&name) {
                 defined.add(name, text(value)?)?;
             }
@@ -228,9 +234,9 @@ fn own_variables(container: &Container, sources: &Sources<'_>) -> Result<Vec<(St
 /// The variables defined so far.
 struct Defined {
     known: BTreeMap<String, String>,
-    /// Each definition; of a name that is here more than once the last counts.
+    /// Each definition in order; if a name is here more than once, its last definition counts.
     order: Vec<String>,
-    /// Bytes that may still be defined; what is defined again has its cost again.
+    /// Bytes that definitions may still use; a name that is defined again costs its bytes again.
     left: usize,
 }
 
@@ -258,7 +264,7 @@ impl Defined {
     }
 }
 
-/// A variable in an error.
+/// A variable's name for an error message.
 fn shown(name: &str) -> String {
     format!("variable {}", kedge_api::excerpt(name))
 }
@@ -320,7 +326,7 @@ fn key_of(
     }
 }
 
-/// None: missing, and optional.
+/// `None` if the object or key is missing and optional.
 fn data_of<'a>(
     kind: ObjectKind,
     source: &LocalName,
@@ -339,7 +345,8 @@ fn data_of<'a>(
     }
 }
 
-/// `$(NAME)` of a known name becomes its value, `$$` one `$`; anything else stays. None: longer than `LONGEST_TEXT`.
+/// `$(NAME)` of a known name becomes its value, `$$` one `$`; anything else stays. `None` if the result is
+/// longer than `LONGEST_TEXT`.
 fn expand(input: &str, known: &BTreeMap<String, String>) -> Option<String> {
     expand_with(input, |name| known.get(name).map(String::as_str))
 }
@@ -347,7 +354,7 @@ fn expand(input: &str, known: &BTreeMap<String, String>) -> Option<String> {
 fn expand_with<'a>(input: &str, mut known: impl FnMut(&str) -> Option<&'a str>) -> Option<String> {
     let mut output = String::new();
     let mut rest = input;
-    // looked for once: each `$(` of a text without it would search the rest of the text again
+    // searched once: otherwise each `$(` in a text without `)` would search the rest of the text again
     let last_closing = input.rfind(')').unwrap_or(0);
     while let Some(at) = rest.find('$') {
         if output.len().saturating_add(at) > LONGEST_TEXT {
@@ -466,7 +473,7 @@ mod tests {
 
     #[test]
     fn expansion_has_an_end() {
-        // 2^60 bytes, were it done
+        // the full expansion would have 2^60 bytes
         let doubling = |index: usize| json!({"name": format!("V{}", index + 1), "value": format!("$(V{index})$(V{index})")});
         let mut variables = vec![json!({"name": "V0", "value": "0123456789abcdef"})];
         variables.extend((0..56).map(doubling));

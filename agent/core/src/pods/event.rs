@@ -1,14 +1,16 @@
-//! The events that the pods' actor takes and the actions it gives: the contract with the runtime, the images, the disk and the
-//! API server.
+//! The events that the pods' actor takes and the actions it gives: its contract with the runtime, the images,
+//! the disk and the API server.
 //!
-//! Always holds: an action is complete and performing it needs no decision. A performer that cannot carry out a part of an order
-//! fails it and names the part; it leaves nothing out. Each command (`PreparePod`,
-//! `PullImage`, `CreateContainer`, `StartContainer`, `StopContainer`, `RemoveContainer`, `RemovePod`) is answered exactly once, as
-//! late as the performer likes: by the event its doc names, or by `Failed`. Per pod and container at most one command is under
-//! way, except that `StopContainer` may be given again with a shorter grace. What the performer sees without being asked (a
-//! process that ends, a shim that is gone) is `Observed` too. A crash of the agent loses commands and answers: the next start
-//! begins with `Event::Inventory`, and no action comes before it. Leaves to others: what the events mean (`pods`), how actions are
-//! performed (the crate `kedge`, the simulation).
+//! Always holds: an action is complete, so performing it needs no decision. A performer that cannot do a part
+//! of an order fails the order and says which part; it never leaves a part out. Each command (`PreparePod`,
+//! `PullImage`, `CreateContainer`, `StartContainer`, `StopContainer`, `RemoveContainer`, `RemovePod`) is
+//! answered exactly once, as late as the performer likes: by the event that its doc comment states, or by
+//! `Failed`. Per pod and container at most one command is under way, except that `StopContainer` may be
+//! repeated with a shorter grace period. The performer also reports as `Observed` what it sees without a
+//! command (a process that ends, a shim that disappears). A crash of the agent loses commands and answers:
+//! the next start begins with `Event::Inventory`, and no action comes before it. Leaves to others: the
+//! decisions that follow from an event (`pods`), how actions are performed (the crate `kedge`, the
+//! simulation).
 
 use crate::answer::{Answer, Level};
 use crate::config::source::is_file_name;
@@ -32,13 +34,14 @@ use std::time::Duration;
 /// Everything that can happen to the pods of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PodEvent {
-    /// The desired set as it lies on disk, at the start of the agent, and the answer to `ReadDesired`. `Err`: not even the directory
-    /// could be read, which does not mean that it is empty.
+    /// The desired set as it was read from disk, at the start of the agent and as the answer to
+    /// `ReadDesired`. `Err` if even the directory was unreadable, which does not mean that it is empty.
     DesiredRead(Result<Vec<DesiredFound>, String>),
-    /// Everything the runtime has, at the start of the agent, before any other event of the runtime; again whenever the runtime
-    /// may have lost events. A runtime that cannot answer yet sends nothing: unknown is not empty.
+    /// Everything the runtime has: at the start of the agent before any other event of the runtime, and again
+    /// whenever the runtime may have lost events. A runtime that has no answer yet sends no event, because
+    /// unknown is not empty.
     Inventory(Inventory),
-    /// A run of a container has come into this state.
+    /// A run of a container has reached this state.
     Observed(Observation),
     /// The answer to `PreparePod`.
     PodPrepared { pod: PodUid, network: PodNetwork },
@@ -50,133 +53,143 @@ pub enum PodEvent {
     ContainerRemoved(ContainerKey),
     /// The answer to `RunProbe`.
     Probed { probe: ProbeKey, outcome: ProbeOutcome },
-    /// The answer to `RunHook`; `Err`: why it failed, or could not be run.
+    /// The answer to `RunHook`; `Err` gives why the hook failed or could not be run.
     HookEnded { container: ContainerKey, kind: HookKind, done: Result<(), String> },
-    /// The answer to `RunProbe` or `RunHook` of a run that was stopped by `StopRun` before its end.
+    /// The answer to `RunProbe` or `RunHook` if `StopRun` stopped that run before it ended.
     RunStopped(RunKey),
-    /// `PullImage` found that the image must be fetched and began. No answer yet.
+    /// `PullImage` found that the image must be fetched, and began to. This is not the answer yet.
     ImagePulling { pod: PodUid, container: String },
-    /// The answer to `PullImage`: every layer of it is unpacked, durable and vouched for.
+    /// The answer to `PullImage`: every layer of the image is unpacked, on disk and verified.
     ImageReady { pod: PodUid, container: String, image: Image },
-    /// The answer to a command that failed and left nothing half done, or as little as the next try repairs.
+    /// The answer to a command that failed; it left only remains that the next try repairs.
     Failed { command: Command, failure: Failure },
     /// Time passed.
     Tick,
-    /// What the node is and has. Without it no pod is admitted; at the start it may be what the last run knew.
+    /// The facts of the node and its capacity. Before this event no pod is admitted; at the start of the
+    /// agent it may carry the facts of the last run.
     Node(Box<NodeFacts>),
-    /// Whether the pods are held (a crash loop under a proven config): while they are, nothing is started or stopped.
-    /// Nothing is done before the first of these.
+    /// Whether the pods are held (after a crash loop under a proven configuration): while they are, no
+    /// container is started or stopped. The pods give no action before the first of these events.
     Held(bool),
-    /// The Node was read after the last `ReadNode`, or is not there; `Node` came before, if that changed anything.
+    /// The Node was read after the last `ReadNode`, or found absent; if this changed any fact, `Node` came
+    /// before.
     NodeRead,
-    /// The host was looked at: the threshold that pods end for now, if any.
+    /// The host was looked at; carries the threshold for which pods have to end now, if any.
     Looked(Option<Pressing>),
-    /// The machine stops and waits for the pods (true), or does not stop after all.
+    /// The machine is shutting down and waits for the pods (true), or the shutdown was cancelled (false).
     Shutdown(bool),
-    /// The answer to `MeasurePods`; a pod that could not be measured is left out. `took`: how long that took.
+    /// The answer to `MeasurePods`; a pod that could not be measured is left out. `took` is how long the
+    /// measurement lasted.
     PodsMeasured { measure: Measure, usages: Vec<PodUsage>, took: Duration },
-    /// The answer to `CollectImages`. `Err`: nothing was removed.
+    /// The answer to `CollectImages`. `Err` if no image was removed.
     ImagesCollected(Result<Collected, String>),
-    /// All pods that the API server binds to this node, read at once, and the UID of the Node they are bound to. Only a list that
-    /// was read to its end is one; a failed or partial read sends nothing.
+    /// All pods that the API server binds to this node, from one complete read, and the UID of the Node they
+    /// are bound to. A failed or partial read sends no event.
     PodsListed { node_uid: String, pods: Vec<Value> },
     /// A pod bound to this node was added or changed.
     PodSeen(Value),
-    /// A pod is no longer in the API: its last state.
+    /// A pod was removed from the API; carries its last state.
     PodGone(Value),
     /// The answer to `ReadObject`.
     ObjectRead { name: ObjectName, read: ObjectRead },
     /// The answer to `RequestToken`.
     TokenRead { name: TokenName, read: TokenRead },
-    /// What pods refer to may have changed: it is read again.
+    /// The objects that pods refer to may have changed, so they are read again.
     ObjectsAreOld,
-    /// The answer to `ReadStaticPods`: every file in `staticPodPath`, with its content or why it cannot be read; sorted by path.
-    /// `Err`: the directory could not be read, and its pods go on.
+    /// The answer to `ReadStaticPods`: every file in `staticPodPath`, with its content or why it is
+    /// unreadable; sorted by path. `Err` if the directory was unreadable; its pods keep running.
     StaticPods(Result<Vec<StaticFile>, String>),
-    /// The answer to `ReadStaticPods` where it would be the same as the one before.
+    /// The answer to `ReadStaticPods` if it would be the same as the one before.
     StaticPodsUnchanged,
-    /// `kedge pods release`, or the Node annotation `kedge.dev/release-pods`: the orphaned pods end, or the one of this
-    /// namespace and name.
+    /// From `kedge pods release` or the Node annotation `kedge.dev/release-pods`: end the orphaned pods, or
+    /// only the one with this namespace and name.
     Release(Option<(String, String)>),
-    /// The answer to `SaveDesired`: whether it is durable.
+    /// The answer to `SaveDesired`; `Ok` if the file is on disk.
     DesiredSaved { file: DesiredFile, done: Result<(), String> },
-    /// The answer to `PatchPodStatus`, `DeletePod`, `CreateMirrorPod`.
+    /// The answer to `PatchPodStatus`, `DeletePod` or `CreateMirrorPod`.
     Answered { request: PodRequest, answer: Answer },
 }
 
-/// Everything that is done for the pods of a node.
+/// Everything that the pods' actor may have done for the pods of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PodAction {
-    /// Directories, volumes, cgroup, namespaces and network of a pod; what is there already stays. Answered by `PodPrepared`.
+    /// Make the directories, volumes, cgroup, namespaces and network of a pod; parts that exist already stay.
+    /// Answered by `PodPrepared`.
     PreparePod(Box<PodSandbox>),
-    /// Replace the files of these volumes of a pod that is prepared, each volume's at once; a file that has its content already is not
-    /// written. It may be given while commands of the pod's containers are under way. Answered by `VolumesUpdated`.
+    /// Replace the files of these volumes of a prepared pod, all files of a volume at once; a file that
+    /// already has its content is not written. May be given while commands of the pod's containers are under
+    /// way. Answered by `VolumesUpdated`.
     UpdateVolumes { pod: PodUid, volumes: Vec<Volume> },
-    /// See that the image is there, by its policy. Answered by `ImageReady`.
+    /// Ensure that the image is on the node, by its policy. Answered by `ImageReady`.
     PullImage(Box<ImageOrder>),
     /// Remove images that no pod needs, by these thresholds. Answered by `ImagesCollected`.
     CollectImages(Thresholds),
-    /// The machine may stop. No answer.
+    /// Let the machine stop: the pods do not need it any more. No answer.
     LetMachineStop,
     /// Look at the host now; `Looked` follows. No answer.
     LookAtHost,
-    /// Read the own Node: `NodeRead`, once it was, after what it showed.
+    /// Read this node's Node; `NodeRead` follows once it was read, after the changes that the Node brought.
     ReadNode,
-    /// Measure what these pods take. Answered by `PodsMeasured`, one of each sort at a time; a disk may take long to walk.
+    /// Measure the resources that these pods use. Answered by `PodsMeasured`; at most one of each sort is
+    /// under way, because reading a disk's usage may take long.
     MeasurePods { measure: Measure, pods: Vec<PodUid> },
     /// Make the container, with its first process not started. Answered by `Observed` (created).
     CreateContainer(Box<ContainerOrder>),
-    /// Start it. Answered by `Observed` (running, or exited if that was quick).
+    /// Start a created container. Answered by `Observed` (running, or exited if it ended at once).
     StartContainer(ContainerKey),
-    /// Send the signal, after `grace` KILL to every process of it. Grace zero: KILL at once. Answered by `Observed` (exited or
-    /// lost), also if that was seen before the command was performed.
+    /// Send the signal, and after `grace` KILL to every process of the container. With a grace period of zero
+    /// KILL is sent at once. Answered by `Observed` (exited or lost), also if that end was reported before
+    /// the command was performed.
     StopContainer {
         container: ContainerKey,
-        /// None: the signal it was created with.
+        /// `None` for the signal that the container was created with.
         signal: Option<String>,
         grace: Duration,
     },
-    /// Remove what is left of a run that does not run: its root, its state, and the logs of all runs of that container but the
-    /// latest two. Answered by `ContainerRemoved`.
+    /// Remove the remains of a run that ended: its root, its state, and the logs of all runs of that
+    /// container but the latest two. Answered by `ContainerRemoved`.
     RemoveContainer(ContainerKey),
-    /// Remove the rest of the pod, whose containers are all removed: network, volumes, cgroup, directories. Answered by
-    /// `PodRemoved`.
+    /// Remove the pod's own part after all its containers were removed: network, volumes, cgroup,
+    /// directories. Answered by `PodRemoved`.
     RemovePod {
         pod: PodUid,
-        /// The pod is finished, but its object is not deleted yet.
+        /// The pod has finished, but its object is not deleted yet.
         keep_logs: bool,
     },
-    /// Run a probe of a container once, at once. Answered by `Probed`, once its timeout is over at the latest.
+    /// Run a probe of a container once, now. Answered by `Probed`, when its timeout is over at the latest.
     RunProbe(Box<ProbeOrder>),
-    /// Run a hook of a container, at once. Answered by `HookEnded`, once its timeout is over at the latest.
+    /// Run a hook of a container now. Answered by `HookEnded`, when its timeout is over at the latest.
     RunHook(Box<HookOrder>),
-    /// Stop this run, of which nothing goes on in the container; one that has ended is fine. The answer to its order becomes
-    /// `RunStopped` if it had not ended; there is no other.
+    /// Stop this run of a probe or hook, with its processes in the container; a run that has already ended is
+    /// accepted too. If the run had not ended, its order is answered by `RunStopped`; `StopRun` itself has no
+    /// answer.
     StopRun(RunKey),
-    /// Remember this of a run for the next agent, until the run is removed or the machine boots; it comes back by
-    /// `Inventory::health`. No answer.
+    /// Remember this about a run for the next agent, until the run is removed or the machine boots;
+    /// `Inventory::health` returns it. No answer.
     NoteHealth { container: ContainerKey, health: Health },
-    /// Remember how far the hooks of a run are, as long; it comes back by `Inventory::hooks`. Performed before later actions about that
-    /// run. No answer.
+    /// Remember the progress of a run's hooks, for the same time; `Inventory::hooks` returns it. Performed
+    /// before later actions about that run. No answer.
     NoteHook { container: ContainerKey, note: HookNote },
-    /// Write this durably, mode 0600, or remove it durably (None). Writes of one file are performed in order. Answered by
-    /// `DesiredSaved`.
+    /// Write this durably with mode 0600, or with `None` remove the file durably. Writes of one file are
+    /// performed in order. Answered by `DesiredSaved`.
     SaveDesired { file: DesiredFile, content: Option<Vec<u8>> },
-    /// These records of pods cannot be used: keep a copy of each beside it, before a write replaces it. No answer.
+    /// These records of pods are unusable: keep a copy beside each before a write replaces it. No answer.
     KeepAside(Vec<DesiredFile>),
-    /// Read the desired set again, because it could not be read. Answered by `DesiredRead`.
+    /// Read the desired set again, because it was unreadable before. Answered by `DesiredRead`.
     ReadDesired,
     /// Read all files at `staticPodPath`. Answered by `StaticPods` or `StaticPodsUnchanged`.
     ReadStaticPods(String),
-    /// Read the list of pods anew: an answer to a pod that is not remembered was lost. Answered by `PodsListed`.
+    /// Read the list of pods again, because the answer to a pod without a record was lost. Answered by
+    /// `PodsListed`.
     ListPods,
     /// GET a ConfigMap or a Secret. Answered by `ObjectRead`.
     ReadObject(ObjectName),
     /// POST a TokenRequest. Answered by `TokenRead`.
     RequestToken(TokenName),
-    /// Strategic-merge-patch `status` of a pod. `patch` has the UID in `metadata.uid`, so that it meets no namesake.
+    /// Strategic-merge-patch `status` of a pod. `patch` has the UID in `metadata.uid`, so that it cannot
+    /// change another pod of the same name.
     PatchPodStatus { pod: PodRef, patch: Value },
-    /// DELETE with grace period 0 and this UID as precondition: the node's last word on a pod.
+    /// DELETE with grace period 0 and this UID as precondition: the node's last request about a pod.
     DeletePod(PodRef),
     /// POST the mirror of a static pod.
     CreateMirrorPod { namespace: String, name: String, pod: Value },
@@ -188,37 +201,37 @@ pub enum PodAction {
     Log(Level, String),
 }
 
-/// What of pods is measured.
+/// The sort of measurement of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
-    /// The memory that they could not give back, by container.
+    /// The memory that the kernel could not reclaim from them, by container.
     Memory,
     Processes,
     /// Bytes and inodes on the disk: root file systems, logs, volumes.
     Disk,
-    /// The same, for the limits of pods.
+    /// The same as `Disk`, for the limits of pods.
     Limits,
 }
 
-/// What a pod takes; absent: nobody could tell, or it was not asked for.
+/// The resources that a pod uses; a field is absent if it is unknown or was not measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodUsage {
     pub pod: PodUid,
     pub memory_bytes: Option<u64>,
     pub processes: Option<u64>,
     pub containers: SortedMap<String, ContainerUsage>,
-    /// By name; those that lie on the disk of the node.
+    /// By name; only volumes on the node's disk.
     pub volumes: SortedMap<String, DiskUsage>,
 }
 
-/// What a container takes, all its runs together.
+/// The resources that all runs of a container use together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ContainerUsage {
     pub memory_bytes: Option<u64>,
     pub disk: Option<DiskUsage>,
 }
 
-/// What something takes of a disk.
+/// The space that a directory uses on a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DiskUsage {
     pub bytes: u64,
@@ -226,7 +239,7 @@ pub struct DiskUsage {
 }
 
 impl DiskUsage {
-    /// Both together.
+    /// The sum of the two.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let bytes = self.bytes.saturating_add(other.bytes);
@@ -244,7 +257,7 @@ pub enum DesiredFile {
 }
 
 impl DesiredFile {
-    /// Where it lies below `--root-dir`.
+    /// The file's path below `--root-dir`.
     #[must_use]
     pub fn path(&self) -> String {
         match self {
@@ -253,7 +266,7 @@ impl DesiredFile {
         }
     }
 
-    /// The inverse; None for any other file.
+    /// The inverse of `path`; `None` for any other file.
     #[must_use]
     pub fn from_path(path: &str) -> Option<Self> {
         let (folder, name) = path.strip_prefix("pods/")?.split_once('/')?;
@@ -266,26 +279,27 @@ impl DesiredFile {
     }
 }
 
-/// A file of the desired set, as it lies on disk.
+/// A file of the desired set, as it was read from disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DesiredFound {
     pub file: DesiredFile,
-    /// Or why it cannot be read.
+    /// `Err` gives why the file is unreadable.
     pub content: Result<Vec<u8>, String>,
 }
 
-/// What the runtime has.
+/// Everything the runtime has.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Inventory {
-    /// Pods that were prepared, wholly or not, and are not removed.
+    /// Pods that were prepared, fully or partly, and not removed.
     pub pods: Vec<PodFound>,
-    /// Runs that were created, wholly or not, and are not removed. A half-created one that never ran is `Lost` or left out.
+    /// Runs that were created, fully or partly, and not removed. A partly created run that never started is
+    /// `Lost` or left out.
     pub containers: Vec<Observation>,
-    /// The highest attempt that has a log, by pod and container, also of earlier boots.
+    /// The highest attempt that has a log, by pod and container, including earlier boots.
     pub logs: SortedMap<PodUid, SortedMap<String, u32>>,
-    /// What `NoteHealth` noted of runs that are not removed.
+    /// The health that `NoteHealth` noted for runs that are not removed.
     pub health: SortedMap<ContainerKey, Health>,
-    /// The same of `NoteHook`.
+    /// The same for `NoteHook`.
     pub hooks: SortedMap<ContainerKey, HookNote>,
 }
 
@@ -295,9 +309,9 @@ pub struct PodFound {
     pub uid: PodUid,
     pub namespace: String,
     pub name: String,
-    /// The Node it was prepared for; empty for a static pod.
+    /// The Node that it was prepared for; empty for a static pod.
     pub node_uid: String,
-    /// None: half prepared; `PreparePod` is given again.
+    /// `None` if the pod is only partly prepared; then `PreparePod` is given again.
     pub network: Option<PodNetwork>,
 }
 
@@ -306,23 +320,24 @@ pub struct PodFound {
 pub struct Observation {
     pub container: ContainerKey,
     pub state: ContainerState,
-    /// `ContainerOrder::image_name` and `image.reference` that it was created with. Empty if unknown.
+    /// `ContainerOrder::image_name` and `image.reference` from the run's creation. Empty if unknown.
     pub image_name: String,
     pub image_reference: String,
 }
 
-/// What a run of a container is doing.
+/// The state of a run of a container.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ContainerState {
-    /// Made, its first process not started.
+    /// Created, but its first process was not started.
     Created,
     /// Running.
     Running { pid: u32, started: Timestamp },
     /// Ended, and the end was seen.
     Exited(Exit),
-    /// It does not run (now ended for certain), but nobody saw how it ended; why not, empty if that is unknown, too.
+    /// The run has certainly ended, but how it ended was not seen; carries the reason, or an empty text if
+    /// that is unknown too.
     Lost(String),
-    /// It cannot be told whether it runs. It is neither started again nor counted as ended.
+    /// Whether the container runs is unknown. It is neither started again nor counted as ended.
     Unknown(String),
 }
 
@@ -330,30 +345,31 @@ pub enum ContainerState {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Exit {
-    /// 128 + signal if a signal ended it.
+    /// 128 + signal if a signal ended the container.
     pub code: i32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
     /// The kernel killed it because its cgroup had no memory left.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub oom_killed: bool,
-    /// None: it never ran, or that was not recorded.
+    /// `None` if the container never ran or its start was not recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started: Option<Timestamp>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished: Option<Timestamp>,
-    /// What the container left to say of it, as its `TerminationMessage` has it. An older agent passes it over.
+    /// The message that the container left about its end, as its `TerminationMessage` defines. An older agent
+    /// ignores this field.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
 
-/// The addresses of a pod, best first; empty on the host's network.
+/// The addresses of a pod, preferred first; empty on the host's network.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodNetwork {
     pub addresses: Vec<String>,
 }
 
-/// A command, for its failure.
+/// Identifies the command that failed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Command {
     PreparePod(PodUid),
@@ -370,44 +386,46 @@ pub enum Command {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub reason: FailureReason,
-    /// What was tried, expected and found.
+    /// The attempted work, with the expected and the found value.
     pub message: String,
 }
 
-/// The sorts of failure that Kubernetes shows by different words.
+/// The sorts of failure for which Kubernetes shows different reasons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureReason {
-    /// Any other: the word follows from the command.
+    /// Any other failure: the reason follows from the command.
     Other,
-    /// The image's name is no reference: `InvalidImageName`.
+    /// The image's name is an invalid reference: `InvalidImageName`.
     InvalidImageName,
-    /// Not there, and the policy forbids to fetch it: `ErrImageNeverPull`.
+    /// The image is not on the node, and the policy forbids fetching it: `ErrImageNeverPull`.
     ImageNeverPull,
-    /// No key that the configuration names has signed it: `SignatureValidationFailed`.
+    /// The image has no signature by a configured key: `SignatureValidationFailed`.
     ImageSignature,
-    /// A pull that got further and did not come to its end: shown as any other, and no reason to wait longer for the next.
+    /// A pull that got further than before but did not complete: shown like any other failure, but it does
+    /// not lengthen the wait for the next try.
     PullBrokeOff,
-    /// There, but it cannot be read: `ImageInspectError`.
+    /// The image is on the node but unreadable: `ImageInspectError`.
     ImageInspect,
-    /// A volume could not be set up: event `FailedMount`.
+    /// Setting a volume up failed: event `FailedMount`.
     Volume,
-    /// The network could not be set up: event `FailedCreatePodSandBox`.
+    /// Setting the network up failed: event `FailedCreatePodSandBox`.
     Network,
-    /// The order cannot be carried out as it is written (no such user, no command): `CreateContainerConfigError`.
+    /// The order is impossible as written (no such user, no command): `CreateContainerConfigError`.
     Config,
     /// The parts that `PreparePod` made were lost: it is ordered again.
     Unprepared,
 }
 
-/// An image to see to.
+/// An image that `PullImage` shall provide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageOrder {
     pub pod: PodUid,
     pub container: String,
-    /// As the pod has it.
+    /// The name as the pod has it.
     pub image: String,
     pub policy: PullPolicy,
-    /// The contents of the pod's `imagePullSecrets`, `.dockerconfigjson` or `.dockercfg` (then wrapped in `auths`), in order.
+    /// The contents of the pod's `imagePullSecrets`, `.dockerconfigjson` or `.dockercfg` (then wrapped in
+    /// `auths`), in order.
     pub credentials: Vec<Vec<u8>>,
 }
 
@@ -419,13 +437,13 @@ pub enum PullPolicy {
     Never,
 }
 
-/// What `PreparePod` makes.
+/// Everything that `PreparePod` makes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodSandbox {
     pub uid: PodUid,
     pub namespace: String,
     pub name: String,
-    /// Kept with the pod and told again by `PodFound`.
+    /// Kept with the pod and reported again by `PodFound`.
     pub node_uid: String,
     pub hostname: String,
     pub host_network: bool,
@@ -433,10 +451,10 @@ pub struct PodSandbox {
     pub host_ipc: bool,
     pub share_process_namespace: bool,
     pub qos: QosClass,
-    /// The pod's cgroup: the sums over its containers, as kubelet's.
+    /// For the pod's cgroup: the sums over its containers, as the kubelet's.
     pub resources: Resources,
     pub volumes: Vec<Volume>,
-    /// `containers[].ports` that have a `hostPort`.
+    /// The entries of `containers[].ports` that have a `hostPort`.
     pub host_ports: Vec<HostPort>,
     pub dns: Dns,
     /// `hostAliases`: address and names.
@@ -454,7 +472,7 @@ pub struct Dns {
     pub options: Vec<(String, Option<String>)>,
 }
 
-/// A port of the host that leads to one of the pod.
+/// A port of the host that is forwarded to one of the pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostPort {
     pub host_ip: String,
@@ -469,65 +487,67 @@ pub struct HostPort {
 pub struct Volume {
     pub name: String,
     pub source: VolumeSource,
-    /// `fsGroup`: it belongs to this group, which may read it, and write an empty directory; a path of the host stays as it is.
+    /// `fsGroup`: the volume belongs to this group, which may read it and may write an empty directory; a
+    /// path of the host is not changed.
     pub group: Option<u32>,
 }
 
-/// What a volume is.
+/// The sort of a volume and its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VolumeSource {
     /// An empty directory, mode 0777.
     EmptyDir {
-        /// In memory: a tmpfs.
+        /// Whether it is in memory, as a tmpfs.
         memory: bool,
         size_limit: Option<u64>,
     },
-    /// A path of the host; `kind` as upstream: empty, `DirectoryOrCreate`, `Directory`, `FileOrCreate`, `File`, `Socket`,
-    /// `CharDevice`, `BlockDevice`.
+    /// A path of the host; `kind` as upstream: empty, `DirectoryOrCreate`, `Directory`, `FileOrCreate`,
+    /// `File`, `Socket`, `CharDevice`, `BlockDevice`.
     HostPath { path: String, kind: String },
-    /// What the image with this ID holds, read only; no program of it can be run.
+    /// The content of the image with this ID, read-only; programs on it cannot be executed.
     Image { id: String },
-    /// These files and no others, read only and replaced all at once; in a tmpfs if `memory`.
+    /// Exactly these files, read-only and replaced all at once; in a tmpfs if `memory`.
     Files { files: Vec<VolumeFile>, memory: bool },
 }
 
-/// A file that the API gives: of a ConfigMap, a Secret, or about the pod itself.
+/// A file whose content comes from the API: from a ConfigMap or a Secret, or about the pod itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeFile {
-    /// Relative, without `..`; its first part does not begin with `..`.
+    /// Relative and without `..`; its first part does not start with `..`.
     pub path: String,
     pub mode: u32,
-    /// None: root.
+    /// `None` for root.
     pub owner: Option<u32>,
     pub content: Vec<u8>,
 }
 
-/// What `CreateContainer` makes.
+/// Everything that `CreateContainer` makes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ContainerOrder {
     pub key: ContainerKey,
     pub namespace: String,
     pub pod_name: String,
-    /// As the pod has it.
+    /// The name as the pod has it.
     pub image_name: String,
     pub image: Image,
     /// Program and arguments; never empty.
     pub argv: Vec<String>,
-    /// In order, each name once; the image's first. `HOSTNAME` and `PATH` of a container without one are the runtime's to add.
+    /// In order, each name once; the image's first. The runtime adds `HOSTNAME`, and `PATH` if the container
+    /// has none.
     pub env: Vec<(String, String)>,
-    /// Empty: `/`.
+    /// Empty for `/`.
     pub working_dir: String,
     pub mounts: Vec<Mount>,
     pub resources: Resources,
     pub security: Security,
     pub qos: QosClass,
-    /// What `StopContainer` without a signal sends: as the image has it, else `SIGTERM`.
+    /// The signal of a `StopContainer` without one: as the image has it, else `SIGTERM`.
     pub stop_signal: String,
     pub termination_message: TerminationMessage,
     pub console: Console,
 }
 
-/// What a container reads from, and what it is a terminal of: its fields of these names.
+/// The container's input and terminal: the fields of the same names in its spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Console {
     pub stdin: bool,
@@ -535,42 +555,44 @@ pub struct Console {
     pub tty: bool,
 }
 
-/// Where a container says why it ended.
+/// Where a container writes why it ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TerminationMessage {
-    /// A file in the container, there from its begin on. Empty: it has no such file.
+    /// A file in the container, which exists from its start. Empty if the container has no such file.
     pub path: String,
-    /// The end of its log counts if it failed and the file is empty.
+    /// If the container failed and the file is empty, the end of its log is the message.
     pub falls_back_to_logs: bool,
 }
 
 /// Longest message of one run: upstream's.
 pub const TERMINATION_MESSAGE_BYTES: usize = 4096;
 
-/// As whom a container runs, and what it may do.
+/// The user that a container runs as, and its permissions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Security {
-    /// None: as the image says.
+    /// `None` for the user of the image.
     pub user: Option<u32>,
     pub group: Option<u32>,
-    /// Further groups.
+    /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Those groups alone: none that the image puts the user in.
+    /// Only these groups: without those that the image's `/etc/group` gives the user.
     pub without_groups_of_image: bool,
-    /// The container is not created if it would run as root, or if its user is unknown.
+    /// The container is not created if it would run as root or if its user is unknown.
     pub must_not_be_root: bool,
-    /// As the kernel names them: `CAP_KILL`.
+    /// With the kernel's names, such as `CAP_KILL`.
     pub capabilities: Vec<String>,
     pub read_only_root: bool,
     pub no_new_privileges: bool,
-    /// All of the machine's devices, and nothing of `/proc` and `/sys` hidden or read-only.
+    /// The container has all of the machine's devices, and no part of `/proc` and `/sys` is hidden or
+    /// read-only.
     pub is_privileged: bool,
     pub seccomp: Seccomp,
-    /// The profile of AppArmor; None: none is set.
+    /// The AppArmor profile; `None` sets none.
     pub apparmor: Option<String>,
-    /// Devices by name, with their paths; without a path: the node's configuration has none of this name any more.
+    /// Devices by name, with their paths; a name without paths is missing from the node's current
+    /// configuration.
     pub devices: SortedMap<String, Vec<String>>,
-    /// Of the pod's own namespaces: name with dots, and value.
+    /// Sysctls of the pod's own namespaces: name with dots, and value.
     pub sysctls: BTreeMap<String, String>,
 }
 
@@ -580,28 +602,29 @@ pub enum Seccomp {
     #[default]
     Unconfined,
     RuntimeDefault,
-    /// As a file below `seccomp` of the root directory says: relative, without `..`.
+    /// The profile in this file below `seccomp` of the root directory: relative and without `..`.
     Localhost(String),
 }
 
 /// A volume in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Name of a volume of the pod.
+    /// The name of a volume of the pod.
     pub volume: String,
-    /// Absolute, in the container.
+    /// An absolute path in the container.
     pub path: String,
     pub read_only: bool,
-    /// No program on it can be run.
+    /// Programs on it cannot be executed.
     pub no_exec: bool,
-    /// What the machine mounts below it later is seen there, too: `mountPropagation: HostToContainer`.
+    /// File systems that the machine mounts below it later appear there too: `mountPropagation:
+    /// HostToContainer`.
     pub follows_host: bool,
-    /// What of the volume: relative, without `..`; made as a directory if it is not there. No link of the volume may lead out of
-    /// it. Empty: all.
+    /// The part of the volume to mount: relative and without `..`; made as a directory if it does not exist.
+    /// A link in the volume may not lead out of the volume. Empty for the whole volume.
     pub sub_path: String,
 }
 
-/// Requests and limits, None where none was given.
+/// Requests and limits; `None` where the spec gives none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Resources {
     pub cpu_request_milli: Option<u64>,
@@ -630,76 +653,76 @@ impl QosClass {
     }
 }
 
-/// What the node is and has, as far as pods are admitted by it.
+/// The facts of the node by which pods are admitted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeFacts {
     pub name: String,
     pub labels: BTreeMap<String, String>,
-    /// `status.hostIP`, best first.
+    /// For `status.hostIP`, preferred first.
     pub addresses: Vec<String>,
     /// Allocatable.
     pub cpu_milli: u64,
     pub memory_bytes: u64,
-    /// None: not known.
+    /// `None` if unknown.
     pub storage_bytes: Option<u64>,
     pub pods: u64,
-    /// Conditions of pressure that hold: `MemoryPressure` and its like.
+    /// Conditions of pressure that are true now: `MemoryPressure` and the like.
     pub pressures: Vec<&'static str>,
-    /// While it is not ready, only pods on the host's network are started.
+    /// While it is not ready, only pods on the host's network start.
     pub network: PodNetworks,
-    /// `clusterDNS` has an address.
+    /// Whether `clusterDNS` has an address.
     pub has_cluster_dns: bool,
-    /// None: there is none, or not known where.
+    /// `None` if the node has no API server or its address is unknown.
     pub api_server: Option<ApiServer>,
-    /// The kernel enforces profiles of AppArmor.
+    /// Whether the kernel enforces profiles of AppArmor.
     pub has_apparmor: bool,
-    /// The kernel labels files and processes by SELinux.
+    /// Whether the kernel labels files and processes by SELinux.
     pub has_selinux: bool,
     /// `kedge.devices`.
     pub devices: SortedMap<String, Vec<String>>,
     /// `allowedUnsafeSysctls`.
     pub unsafe_sysctls: Vec<String>,
-    /// `seccompDefault`: what names no profile has `RuntimeDefault`.
+    /// `seccompDefault`: a container without a profile gets `RuntimeDefault`.
     pub filters_calls: bool,
 }
 
-/// What reading an object gave.
+/// The result of reading an object.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ObjectRead {
     /// The object.
     Found(Value),
-    /// The API server answered that there is none.
+    /// The API server answered that the object does not exist.
     Missing,
-    /// The API server will not show it.
+    /// The API server refused to show the object.
     Refused(String),
-    /// No answer: what was known stays.
+    /// No answer came, so the known content stays.
     Failed(String),
 }
 
 /// A token of a pod's service account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenName {
-    /// That it is bound to; its namespace is the account's.
+    /// The pod that the token is bound to; its namespace is that of the account.
     pub pod: PodRef,
     pub account: String,
-    /// Empty: the API server's own.
+    /// Empty for the API server's own audience.
     pub audience: String,
     pub expiration_secs: u64,
 }
 
-/// What asking for a token gave.
+/// The result of requesting a token.
 #[derive(Clone, PartialEq, Eq)]
 pub enum TokenRead {
     Issued {
         token: String,
         life: Duration,
     },
-    /// Refused, or no answer: why.
+    /// Why the request was refused or got no answer.
     Failed(String),
 }
 
 impl fmt::Debug for TokenRead {
-    /// Without the token.
+    /// Leaves the token out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Issued { life, .. } => write!(f, "Issued for {life:?}"),
@@ -711,13 +734,13 @@ impl fmt::Debug for TokenRead {
 /// A file of `staticPodPath`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaticFile {
-    /// As an operator sees it.
+    /// The path as an operator sees it.
     pub path: String,
-    /// At most `kubelet::yaml::MAX_TEXT_BYTES`.
+    /// At most `kubelet::yaml::MAX_TEXT_BYTES` long.
     pub content: Result<Vec<u8>, String>,
 }
 
-/// A request about a pod, for its answer. One of each sort and pod is under way.
+/// Identifies a request about a pod, for its answer. At most one of each sort and pod is under way.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodRequest {
     PatchStatus(PodRef),
@@ -725,7 +748,7 @@ pub enum PodRequest {
     CreateMirror { namespace: String, name: String },
 }
 
-/// What pods ask of the API server.
+/// A request of pods to the API server.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PodAsk {
     /// Strategic-merge-patch a pod's status.
@@ -743,7 +766,7 @@ pub enum PodAsk {
 }
 
 impl PodAsk {
-    /// Its body, but for that of a deletion, which follows from it.
+    /// The request's body; `None` for a deletion, whose body follows from the pod.
     pub(crate) fn body(&self) -> Option<&Value> {
         match self {
             Self::PatchStatus { body, .. }
@@ -755,15 +778,15 @@ impl PodAsk {
     }
 }
 
-/// Something that happened to a pod, for people.
+/// An Event about a pod, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodNews {
     pub pod: PodRef,
-    /// `spec.containers{name}`; empty: the pod as a whole.
+    /// `spec.containers{name}`; empty for the pod as a whole.
     pub field_path: String,
-    /// Warning; else Normal.
+    /// Type Warning, otherwise Normal.
     pub is_warning: bool,
-    /// The pod does not run because of it: where there is no room for all, others are left out.
+    /// The pod does not run because of it: if there is no room for all events, others are left out.
     pub is_urgent: bool,
     /// Upstream's reason.
     pub reason: &'static str,

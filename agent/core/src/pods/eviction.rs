@@ -1,12 +1,14 @@
-//! Pods that end because the node runs short, or because they take more of its disk than they may.
+//! Ends pods because the node runs short of a resource, or because they use more of its disk than their
+//! limits allow.
 //!
-//! Always holds, as upstream: while a disk is short, images that no pod needs and the logs of finished pods go before pods that
-//! run do; one pod ends at a time, and whether
-//! another has to is judged by a look at the host after that, once what the first one had on the disk is removed; a static pod, and one
-//! of a priority of 2,000,000,000 or more, is never ended, nor one that has nothing of what is short. None ends after the pressure has
-//! passed, nor while pods are held or the machine stops. Pods are measured only while there is pressure, or where
-//! one has a limit on the disk, and rarely beside what that takes. Leaves to others: when there is pressure (`node::pressure`), measuring
-//! (the runtime), ending a pod (`failing`, `ending`).
+//! Always holds, as upstream: while a disk is short, images that no pod needs and the logs of finished pods
+//! are removed before running pods are ended; pods end one at a time, and whether another has to end is
+//! decided by a look at the host after the first one's files were removed; a static pod, and a pod with a
+//! priority of 2,000,000,000 or more, is never ended, and neither is a pod that uses none of the short
+//! resource. No pod ends after the pressure has passed, nor while pods are held or the machine shuts down.
+//! Pods are measured only while there is pressure or if one has a limit on disk usage, and the pauses between
+//! measurements are long compared with the time that measuring takes. Leaves to others: when there is
+//! pressure (`node::pressure`), measuring (the runtime), ending a pod (`failing`, `ending`).
 
 use crate::answer::{Level, Now};
 use crate::images::thresholds::Thresholds;
@@ -24,55 +26,60 @@ use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// The grace of pods that end at once: upstream's.
+/// The grace period of pods that end at once: upstream's.
 const LEAST_GRACE_SECS: u64 = 1;
-/// How long a pod may take to go before the host is looked at again: upstream's `podCleanupTimeout`.
+/// How long an evicted pod may take to go before the host is looked at again: upstream's `podCleanupTimeout`.
 const CLEANUP: Duration = Duration::from_secs(30);
 /// Between two looks at the host while there is pressure: upstream's monitoring interval.
 const LOOK: Duration = Duration::from_secs(10);
-/// How long removing images and logs may take before pods are looked at: it waits for the pulls under way.
+/// How long removing images and logs may take before pods are considered: it waits for pulls that are under
+/// way.
 const COLLECTION: Duration = Duration::from_secs(60);
-/// How long removing what a pod had on the disk may take: a card removes some thousand files a second.
+/// How long removing a pod's files may take: an SD card removes some thousand files a second.
 const REMOVAL: Duration = Duration::from_secs(10 * 60);
 /// Longest pause after a measurement under pressure, however long it took.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
-/// Before pods are measured again where none could be ended.
+/// Wait before pods are measured again if none of them could be ended.
 const NOTHING_TO_END: Duration = Duration::from_secs(60);
-/// Between two measurements of what pods with a limit have on the disk: upstream's `volumeStatsAggPeriod`.
+/// Interval between two measurements of the disk usage of pods with a limit: upstream's
+/// `volumeStatsAggPeriod`.
 const LIMITS_EVERY: Duration = Duration::from_secs(60);
-/// Measuring takes at most this part of the time.
+/// Measuring takes at most one part in this many of the time.
 const SHARE: u32 = 20;
 const EVICTED: &str = "Evicted";
 
-/// What is being done against the pressure.
+/// The current step against the pressure.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Step {
-    /// Nothing.
+    /// None.
     #[default]
     Idle,
-    /// Images and the logs of finished pods are being removed; pods are looked at by then.
+    /// Images and the logs of finished pods are being removed; pods are considered at this time at the
+    /// latest.
     Collecting {
         until: Duration,
         has_images: bool,
     },
     Measuring(Measure),
-    /// This pod ends; the host is looked at by then.
+    /// This pod ends; the host is looked at again at this time at the latest.
     Ending {
         pod: PodUid,
         until: Duration,
     },
 }
 
-/// A pod has ended, and its files are being removed one by one: no other ends while more becomes available.
+/// A pod has ended, and its files are being removed one by one; no other pod ends while the available space
+/// grows.
 #[derive(Debug, Clone)]
 struct Freeing {
     until: Duration,
-    /// What was available at a look, and when that was.
+    /// The time of a look, and the amount that was available then.
     seen: Option<(Duration, Signal, u64)>,
 }
 
 impl Freeing {
-    /// As of this look; None: no more becomes available, or it is not the disk that is short.
+    /// The state after this look; `None` if the available amount no longer grows, or if the short resource is
+    /// not the disk.
     fn after(self, now: Now, pressing: Option<&Pressing>) -> Option<Self> {
         let found = pressing.filter(|it| measure_of(it.signal) == Measure::Disk && now.mono < self.until)?;
         if self.seen.is_some_and(|(at, ..)| now.mono < at.saturating_add(LOOK)) {
@@ -89,16 +96,16 @@ pub(crate) struct Eviction {
     /// As of the last look at the host.
     pressing: Option<Pressing>,
     freeing: Option<Freeing>,
-    /// Nothing was done since that look.
+    /// Pods were neither ended nor cleaned up since that look.
     is_fresh: bool,
     step: Step,
-    /// Images and logs were removed since a pod ended, or the pressure began.
+    /// Images and logs were removed since the last pod ended, or since the pressure began.
     has_collected: bool,
-    /// Whether a pod was looked for that an earlier agent began to end.
+    /// A pod whose eviction an earlier agent began was searched for.
     has_adopted: bool,
-    /// The resource whose want was reported.
+    /// The resource whose shortage was reported.
     reported: Option<&'static str>,
-    /// No pod is measured before.
+    /// No pod is measured before this time.
     pause: Duration,
     look_due: Option<Duration>,
     /// Pods are being measured for their limits.
@@ -107,7 +114,7 @@ pub(crate) struct Eviction {
 }
 
 impl Pods {
-    /// The host was looked at.
+    /// Takes the result of a look at the host.
     pub(crate) fn looked(&mut self, now: Now, pressing: Option<Pressing>) {
         let eviction = &mut self.eviction;
         let freeing = eviction.freeing.take();
@@ -120,7 +127,7 @@ impl Pods {
         eviction.pressing = pressing;
     }
 
-    /// Images were removed, whoever asked for it.
+    /// Images were removed, for whatever reason.
     pub(crate) fn images_collected(&mut self) {
         if let Step::Collecting { has_images, .. } = &mut self.eviction.step {
             *has_images = false;
@@ -142,7 +149,7 @@ impl Pods {
         step.into_iter().chain(eviction.look_due).chain(limits).min()
     }
 
-    /// The next step against pressure, and the measuring of pods with limits.
+    /// Takes the next step against pressure, and measures pods with limits if that is due.
     pub(crate) fn see_to_pressure(&mut self, now: Now, actions: &mut Vec<PodAction>) {
         match &self.eviction.step {
             Step::Ending { pod, until } => {
@@ -194,7 +201,7 @@ impl Pods {
             self.eviction.step =
                 Step::Collecting { until: now.mono.saturating_add(COLLECTION), has_images: true };
             actions.push(PodAction::CollectImages(Thresholds::ALL_UNUSED));
-            // their containers were removed when they had finished
+            // the runtime keeps no container of them: it removed these when the pods had finished
             let had_runs = |life: &&mut Life| life.verdict == Verdict::Admitted && life.is_down();
             for life in self.lives.values_mut().filter(had_runs) {
                 (life.gives_up_logs, life.is_dirty) = (true, true);
@@ -209,8 +216,8 @@ impl Pods {
         actions.push(PodAction::MeasurePods { measure, pods });
     }
 
-    /// A pod that an earlier agent evicted may still be ending, or what it had being removed: it is not free yet, and no other ends for
-    /// that.
+    /// A pod that an earlier agent evicted may still be ending, or its files are being removed: its share is
+    /// not available yet, so no other pod may end for it.
     fn adopt_an_end(&mut self, now: Now) -> bool {
         if std::mem::replace(&mut self.eviction.has_adopted, true) {
             return false;
@@ -230,7 +237,7 @@ impl Pods {
         self.eviction.pause = now.mono.saturating_add(NOTHING_TO_END);
     }
 
-    /// Pods were measured.
+    /// Takes the measured usage of pods.
     pub(crate) fn measured(
         &mut self,
         now: Now,
@@ -256,9 +263,9 @@ impl Pods {
         let Some(pressing) = pressing.filter(|it| may_end && measure_of(it.signal) == measure) else {
             return;
         };
-        // a walk over a disk that takes long is not repeated at once
+        // a measurement that takes long is not repeated at once
         self.eviction.pause = now.mono.saturating_add(took.saturating_mul(SHARE).min(LONGEST_PAUSE));
-        // where none could be measured, nobody knows whose fault it is
+        // if no pod could be measured, it is unknown which one uses most
         let ranked = self.ranked(pressing.signal, usages).filter(|_| !usages.is_empty());
         let Some((uid, usage)) = ranked else {
             return self.give_up(now, pressing.signal.resource(), actions);
@@ -271,7 +278,8 @@ impl Pods {
         self.eviction.step = Step::Ending { pod: uid, until: now.mono.saturating_add(CLEANUP.max(grace)) };
     }
 
-    /// Who ends first, in upstream's order: who takes more than requested, by priority, by how much more.
+    /// The pod that ends first, in upstream's order: pods that use more than they requested come first, then
+    /// lower priorities, then those that exceed their request by more.
     fn ranked<'a>(&self, signal: Signal, usages: &'a [PodUsage]) -> Option<(PodUid, Option<&'a PodUsage>)> {
         let rank = |life: &Life| {
             let spec = life.pod.as_ref().map(|pod| &pod.spec)?;
@@ -279,7 +287,7 @@ impl Pods {
             let used = usage.and_then(|usage| used_of(signal, spec, usage));
             let requested = resource_of(signal).and_then(|resource| requested(spec, resource)).unwrap_or(0);
             let over = used.map(|used| i128::from(used).saturating_sub(i128::from(requested)));
-            // of processes there are no requests
+            // processes cannot be requested
             let exceeds = signal != Signal::Pids && over.is_some_and(|over| over > 0);
             let rank = (used.is_some(), !exceeds, priority(life), Reverse(over));
             Some((rank, life.uid.clone(), usage))
@@ -289,7 +297,7 @@ impl Pods {
         first.map(|(_, uid, usage)| (uid, usage))
     }
 
-    /// Ends a pod that has more on the disk than it may.
+    /// Ends a pod that exceeds a limit on disk usage.
     fn hold_to_limits(&mut self, now: Now, usage: &PodUsage, actions: &mut Vec<PodAction>) {
         let Some(life) = self.lives.get_mut(&usage.pod).filter(|life| is_living(life) && !is_critical(life))
         else {
@@ -297,7 +305,7 @@ impl Pods {
         };
         let complaint = life.pod.as_ref().and_then(|pod| beyond_limits(&pod.spec, usage));
         if let Some(message) = complaint {
-            // as upstream: the pod's own fault, no disruption
+            // as upstream: the pod itself is the cause, so this is not shown as a disruption
             evict(life, now, message, false, Duration::ZERO, actions);
         }
     }
@@ -306,13 +314,14 @@ impl Pods {
         self.living().any(is_limited)
     }
 
-    /// Those that may be ended for want of what is measured so: of memory and processes one that runs nothing has none.
+    /// Pods that may be ended for a resource measured this way; if it is memory or processes, only those with
+    /// a running container.
     fn candidates(&self, measure: Measure) -> impl Iterator<Item = &Life> {
         let takes = move |life: &&Life| !is_critical(life) && (measure == Measure::Disk || life.may_run());
         self.living().filter(takes)
     }
 
-    /// Those that take something of the node and do not end.
+    /// Pods that use resources of the node and are not ending.
     fn living(&self) -> impl Iterator<Item = &Life> {
         self.lives.values().filter(|life| is_living(life))
     }
@@ -338,7 +347,7 @@ fn is_limited(life: &Life) -> bool {
         || pod.spec.volumes.iter().any(|volume| volume.limit_on_disk().is_some())
 }
 
-/// Whether an evicted pod has ended, and what it had is removed.
+/// Whether an evicted pod has ended and its files are removed.
 fn has_gone(life: &Life) -> bool {
     life.is_down() && life.swept != Swept::No
 }
@@ -366,7 +375,7 @@ fn measure_of(signal: Signal) -> Measure {
     }
 }
 
-/// What can be requested of it.
+/// The resource of requests that corresponds to the signal.
 fn resource_of(signal: Signal) -> Option<Resource> {
     match signal {
         Signal::Memory => Some(Resource::Memory),
@@ -390,7 +399,7 @@ fn used_of(signal: Signal, spec: &PodSpec, usage: &PodUsage) -> Option<u64> {
     }
 }
 
-/// What a pod has on the disk: its containers' root file systems and logs, and its own volumes.
+/// A pod's disk usage: its containers' root file systems and logs, and its own volumes.
 fn disk_of(spec: &PodSpec, usage: &PodUsage) -> DiskUsage {
     let is_own =
         |name: &String| spec.volumes.iter().any(|volume| volume.name == *name && volume.is_on_disk());
@@ -399,7 +408,7 @@ fn disk_of(spec: &PodSpec, usage: &PodUsage) -> DiskUsage {
     containers.chain(volumes).fold(DiskUsage::default(), DiskUsage::plus)
 }
 
-/// Which limit it is beyond, in upstream's words and order.
+/// The limit that the pod exceeds, with upstream's text and in its order.
 fn beyond_limits(spec: &PodSpec, usage: &PodUsage) -> Option<String> {
     let volume = spec.volumes.iter().find_map(|volume| {
         let (limit, used) = (volume.limit_on_disk()?, usage.volumes.get(&volume.name)?);
@@ -428,7 +437,7 @@ fn beyond_limits(spec: &PodSpec, usage: &PodUsage) -> Option<String> {
     volume.or_else(pod).or_else(container)
 }
 
-/// Upstream's words.
+/// Upstream's text.
 fn message_of(life: &Life, pressing: &Pressing, usage: Option<&PodUsage>) -> String {
     let signal = pressing.signal;
     let resource = signal.resource();
@@ -456,7 +465,7 @@ fn message_of(life: &Life, pressing: &Pressing, usage: Option<&PodUsage>) -> Str
     message
 }
 
-/// What a container takes, and what it has requested.
+/// A container's usage, and its request.
 fn consumption(signal: Signal, container: &Container, usage: &PodUsage) -> Option<(u64, u64)> {
     let own = usage.containers.get(&container.name)?;
     let used = match signal {
@@ -467,7 +476,7 @@ fn consumption(signal: Signal, container: &Container, usage: &PodUsage) -> Optio
     Some((used, resource_of(signal)?.requested_by(container).unwrap_or(0)))
 }
 
-/// As the API server writes numbers that are no bytes.
+/// Formats a number that does not count bytes as the API server does.
 fn thousands(value: u64) -> String {
     let mut value = value;
     for suffix in ["", "k", "M", "G", "T", "P"] {
@@ -504,7 +513,7 @@ mod tests {
             "resources": {"requests": {"memory": request, "ephemeral-storage": request}}}]})
     }
 
-    /// A pod whose one container takes so many MiB of everything.
+    /// A pod whose only container uses this many MiB of each resource.
     fn takes(pod: &str, mi: u64) -> PodUsage {
         let disk = DiskUsage { bytes: mi * MI, inodes: mi };
         let own = ContainerUsage { memory_bytes: Some(mi * MI), disk: Some(disk) };
@@ -554,7 +563,7 @@ mod tests {
 
     #[test]
     fn order_is_by_excess_then_priority_then_amount() {
-        // name, priority, request, use; then who goes first
+        // name, priority, request and use; the first to end comes next
         type Row = (&'static str, i64, &'static str, u64);
         let check = |signal: Signal, rows: &[Row], expect: &str| {
             let mut node = Node::new();
@@ -700,13 +709,13 @@ mod tests {
         for available in [1, 5, 9] {
             short_of_disk(&mut node, available);
             node.wait(4);
-            // a look that others asked for
+            // a look that another part requested
             short_of_disk(&mut node, available);
             node.wait(6);
             let collections = node.seen.iter().filter(|it| matches!(it, PodAction::CollectImages(_)));
             assert_eq!((collections.count(), asked(&node).len()), (1, 1), "{available}");
         }
-        // all of it is gone, and it was not enough
+        // all its files are removed, and the disk is still short
         short_of_disk(&mut node, 9);
         node.tell(PodEvent::ImagesCollected(Err("nothing to remove".into())));
         short_of_disk(&mut node, 9);
@@ -857,7 +866,7 @@ mod tests {
             node.wait(20);
             looked(&mut node, pressing(Signal::Memory, Some(60)));
             assert_eq!(asked(&node).len(), 1, "its end is awaited by this agent, too");
-            // it ends, or its time is over
+            // the pod ends, or its time is over
             if does_end {
                 node.ends("a", "a", 0);
             } else {
@@ -888,7 +897,7 @@ mod tests {
         node.tell(PodEvent::PodRemoved { pod: PodUid::new("a").expect("it is one") });
         looked(&mut node, pressing(Signal::Memory, None));
         assert_eq!(asked(&node).len(), 2);
-        // one that went long ago holds up nobody
+        // a pod that has been gone for long delays no other
         measured(&mut node, Measure::Memory, vec![takes("b", 2)]);
         assert!(!node.runs("b"));
         node.start();
@@ -1025,7 +1034,7 @@ mod tests {
             {"name": "a", "image": "x:1", "resources": {"limits": {"ephemeral-storage": "10Mi"}}},
             {"name": "b", "image": "x:1", "resources": {"limits": {"ephemeral-storage": "1Gi"}}}]});
         check(two, takes("p", 11), "Container a exceeded its local ephemeral storage limit \"10Mi\". ");
-        // as of any resource: an init container's counts in place of those that begin after it
+        // as for each resource: an init container counts in place of the containers that start after it
         let mut first = limited("8Mi");
         first["initContainers"] = json!([{"name": "i", "image": "x:1",
             "resources": {"limits": {"ephemeral-storage": "10Mi"}}}]);

@@ -1,8 +1,10 @@
-//! Pods that the node ends although their objects stay: why they failed, and the deadline that makes one fail.
+//! Pods that the node ends although their objects stay: why they failed, and the deadline after which a pod
+//! fails.
 //!
-//! Always holds: the failure is durable before the first container is stopped, unless the disk takes no record, so an agent that is
-//! killed meanwhile goes on with the same end and the same words; a pod fails once. `Failed` is reported when no container runs any
-//! more, as upstream. Leaves to others: why a pod fails (`eviction`), stopping it (`ending`), the words of a status (`status`).
+//! Always holds: the failure is on disk before the first container is stopped, unless the disk accepts no
+//! record, so an agent that is killed meanwhile continues with the same end and the same text; a pod fails
+//! once. `Failed` is reported when no container runs any more, as upstream. Leaves to others: the reason for
+//! which a pod fails (`eviction`), stopping it (`ending`), the text of a status (`status`).
 
 use crate::answer::Now;
 use kedge_api::Timestamp;
@@ -10,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
-/// Upstream's words.
+/// Upstream's text.
 pub(crate) const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
 /// Why the node ends a pod.
@@ -19,11 +21,11 @@ pub(crate) const DEADLINE_MESSAGE: &str = "Pod was active on the node longer tha
 pub(crate) struct Failed {
     pub(crate) reason: String,
     pub(crate) message: String,
-    /// The node's trouble, not the pod's: the condition `DisruptionTarget` says so.
+    /// The cause is the node, not the pod: the condition `DisruptionTarget` shows it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_disruption: bool,
     pub(crate) grace_secs: u64,
-    /// When this process knew of it.
+    /// When this process learned of it.
     #[serde(skip)]
     pub(crate) since: Duration,
 }
@@ -37,16 +39,17 @@ impl Failed {
 /// For how long a pod has been active, for its deadline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Active {
-    /// By the node's clock then.
+    /// By the node's clock at that time.
     pub(crate) since: Timestamp,
-    /// How long it had been active when this process began to count, and when that was.
+    /// How long the pod had been active when this process began to count, and the time of that.
     counted: Duration,
     from: Duration,
 }
 
 impl Active {
-    /// Active since then. A start before the pod was made, or after now, is by a clock that was wrong, and so is a present that lies
-    /// years ahead of this program: the count begins anew.
+    /// Starts the count at this time. A start before the pod was created, or after now, comes from a clock
+    /// that was wrong, and so does a present years after this program was built; in these cases the count
+    /// starts anew.
     pub(crate) fn since(since: Timestamp, created: Option<Timestamp>, now: Now) -> Self {
         let is_set =
             u128::try_from(now.wall.micros()).is_ok_and(|now| now <= kedge_api::LATEST_NOW.as_micros());
@@ -56,7 +59,7 @@ impl Active {
         Self { since, counted: Duration::from_micros(counted), from: now.mono }
     }
 
-    /// When it will have been active for so long.
+    /// When the pod will have been active for this long.
     pub(crate) fn reaches(&self, length: Duration) -> Duration {
         self.from.saturating_add(length.saturating_sub(self.counted))
     }
@@ -70,7 +73,7 @@ mod tests {
     use crate::pods::event::{DesiredFile, PodAction, StaticFile};
     use kedge_api::pod_numbers;
 
-    /// A pod lives, is deleted and goes, whatever its numbers, or is refused.
+    /// Lets a pod run, be deleted and go, with any numbers in its spec, unless it is refused.
     fn live(node: &mut Node, uid: &str) {
         node.wait(20);
         let running: Vec<_> = node.runs.keys().map(|key| key.container.clone()).collect();
@@ -158,7 +161,7 @@ mod tests {
             node.start();
             node.wait(5);
             assert_eq!(node.runs("p"), !ends, "{years} years");
-            // it counts from there on
+            // it counts from this point
             node.wait(1000);
             assert!(!node.runs("p"), "{years} years");
         }
@@ -242,7 +245,7 @@ mod tests {
         node.wait(60);
         assert!(node.stops().is_empty() && node.runs("p"));
         assert_eq!(node.status("p")["phase"], "Running", "nor is it reported");
-        // a disk that takes nothing holds up no end
+        // a disk that accepts no write delays no end
         (node.disk_hangs, node.disk_is_full) = (false, true);
         node.start();
         node.wait(60);
@@ -252,7 +255,7 @@ mod tests {
 
     #[test]
     fn deadline_counts_across_agents_by_a_clock_that_is_right() {
-        // how far the clock is set while no agent runs, and the seconds that are left then
+        // by how much the clock is changed while no agent runs, and the seconds that remain then
         for (set, left) in [(0, 10), (5, 5), (3600, 1), (-3600, 20)] {
             let mut node = Node::new();
             node.bind("p", json!({"activeDeadlineSeconds": 20}));

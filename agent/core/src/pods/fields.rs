@@ -1,7 +1,7 @@
-//! What a pod may learn of itself: `fieldRef` and `resourceFieldRef`, as variables and as files.
+//! Values about the pod itself: `fieldRef` and `resourceFieldRef`, as variables and as files.
 //!
-//! Always holds: paths, formats and rounding are upstream's; a limit that a container does not have is what the node can give.
-//! Leaves to others: where the values go (`environment`, `volumes`).
+//! Always holds: paths, formats and rounding are upstream's; for a missing limit of a container the value is
+//! the node's allocatable amount. Leaves to others: the use of the values (`environment`, `volumes`).
 
 use crate::pods::event::NodeFacts;
 use crate::pods::spec::{Container, Pod, ResourceFieldRef, quantity};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// A field as a variable's value; `pod_ips` as the status has them.
+/// A field as a variable's value; `pod_ips` are those of the status.
 pub(crate) fn of_variable(
     path: &str,
     pod: &Pod,
@@ -20,7 +20,7 @@ pub(crate) fn of_variable(
     Ok(match path {
         "spec.nodeName" => node.name.clone(),
         "spec.serviceAccountName" => pod.spec.service_account_name.clone(),
-        // one, as the status has it
+        // only the first, as in the status
         "status.hostIP" | "status.hostIPs" => first(&node.addresses),
         "status.podIP" => first(pod_ips),
         "status.podIPs" => pod_ips.join(","),
@@ -53,7 +53,7 @@ fn of_both(path: &str, pod: &Pod) -> Result<String, String> {
     }
 }
 
-/// `key="value"`, a line each, sorted; the last line without its end.
+/// `key="value"`, one a line, sorted; the last line has no line break.
 fn lines_of(map: &BTreeMap<String, String>) -> String {
     let lines: Vec<String> = map.iter().map(|(key, value)| format!("{key}={}", quoted(value))).collect();
     lines.join("\n")
@@ -117,7 +117,7 @@ pub(crate) fn of_resource(
     let divisor = match &selector.divisor {
         Value::Null => 1000,
         given => match quantity(given).map(|quantity| i128::from(quantity.milli_units())) {
-            // as upstream: unset
+            // as upstream: counts as unset
             Some(0) => 1000,
             Some(divisor) => divisor,
             None => return Err(format!("divisor {given} is not a quantity")),

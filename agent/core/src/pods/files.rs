@@ -8,23 +8,24 @@ use crate::pods::objects::LARGE_WAIT;
 use crate::sorted::SortedMap;
 use std::time::Duration;
 
-/// What is known of the files of a pod's volumes.
+/// The known state of the files of a pod's volumes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Files {
-    /// What they should hold may have changed.
+    /// Their intended content may have changed.
     pub(crate) is_stale: bool,
     pub(crate) is_updating: bool,
-    /// Since when they wait for objects.
+    /// Since when they have been waiting for objects.
     pub(crate) awaits_objects: Option<Duration>,
-    /// By volume: what was ordered last. An earlier agent's orders are unknown.
+    /// The content that was ordered last, by volume. An earlier agent's orders are unknown.
     pub(crate) ordered: SortedMap<String, Digest>,
     pub(crate) retry: Retry,
-    /// They were too large to be made, and nothing is read for them before, unless what they should hold changes.
+    /// They were too large to be made: nothing is read for them before this time unless their intended
+    /// content changes.
     pub(crate) too_large_until: Option<Duration>,
 }
 
 impl Files {
-    /// They are too large.
+    /// Notes that they are too large.
     pub(crate) fn are_too_large(&mut self, now: Now) {
         self.is_stale = false;
         self.too_large_until = Some(now.mono.saturating_add(LARGE_WAIT));
@@ -35,7 +36,7 @@ impl Files {
         self.too_large_until.filter(|until| !self.is_stale && now.mono < *until)
     }
 
-    /// The pod is prepared with these.
+    /// The pod was prepared with these.
     pub(crate) fn made(&mut self, volumes: &[Volume]) {
         *self = Self::default();
         self.ordered =
@@ -48,7 +49,7 @@ impl Files {
     }
 }
 
-/// Of what a volume's files hold; None: it has no files of the API.
+/// A digest of a volume's files; `None` if it has no files of the API.
 pub(crate) fn digest(volume: &Volume) -> Option<Digest> {
     let VolumeSource::Files { files, .. } = &volume.source else { return None };
     let line = |VolumeFile { path, mode, owner, content }: &VolumeFile| {

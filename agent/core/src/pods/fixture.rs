@@ -1,4 +1,5 @@
-//! A node for tests: its board, its disk and its API server carry out every order at once, unless a test stops them.
+//! A node for tests: its board, its disk and its API server perform every order at once, unless a test
+//! prevents it.
 
 use crate::answer::{Answer, Now};
 use crate::pods::{
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Node {
     pub(crate) pods: Pods,
     pub(crate) secs: u64,
-    /// Wall time of second 0.
+    /// Wall time at second 0.
     pub(crate) epoch: i64,
     /// Every order so far, in order.
     pub(crate) seen: Vec<PodAction>,
@@ -22,12 +23,12 @@ pub(crate) struct Node {
     pub(crate) prepared: BTreeMap<PodUid, PodFound>,
     pub(crate) runs: BTreeMap<ContainerKey, ContainerState>,
     pub(crate) disk_is_full: bool,
-    /// The labels of the Node that the server has, and whether it can be read; the agent knows none before.
+    /// The labels of the Node on the server, and whether it is readable; the agent knows no labels before.
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) node_is_silent: bool,
-    /// Writes are not answered.
+    /// Writes get no answer.
     pub(crate) disk_hangs: bool,
-    /// No volume can be made: why.
+    /// Why making a volume fails, if it does.
     pub(crate) fails_volumes: Option<String>,
     /// No pod gets a network.
     pub(crate) fails_networks: bool,
@@ -35,29 +36,30 @@ pub(crate) struct Node {
     pub(crate) fails_starts: bool,
     /// Containers do not end.
     pub(crate) is_deaf: bool,
-    /// Removing logs takes until a test says that it is done.
+    /// Removing logs stays unfinished until a test ends it.
     pub(crate) keeps_logs: bool,
-    /// So does removing anything of a pod.
+    /// The same for all files of a pod.
     pub(crate) keeps_files: bool,
     /// The API server answers each status with this HTTP status.
     pub(crate) refuses_statuses: Option<u16>,
     pub(crate) patches: Patches,
-    /// One that arrives before the next.
+    /// A patch that arrives just before the next one.
     late: Option<(PodRef, Value)>,
     version: u64,
 }
 
-/// What becomes of patches of a status.
+/// The fate of patches of a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patches {
     Answered,
-    /// They are taken, and the answer is lost; the watch may show what they made before that is known.
+    /// The server accepts them, but the answers are lost; a watch event may show the result before the loss
+    /// is noticed.
     Unheard {
         are_shown: bool,
     },
     /// They do not arrive.
     Lost,
-    /// They arrive late, and nobody is there for the answer.
+    /// They arrive late, after the agent stopped waiting for the answer.
     Late,
 }
 
@@ -91,7 +93,7 @@ impl Node {
         node
     }
 
-    /// An agent starts, and finds what is there.
+    /// Starts an agent, which finds the present state.
     pub(crate) fn start(&mut self) {
         self.pods = Pods::new("edge");
         let found = self.records.clone().into_iter();
@@ -113,7 +115,7 @@ impl Node {
         }
     }
 
-    /// The machine boots.
+    /// Boots the machine.
     pub(crate) fn boot(&mut self) {
         self.runs.clear();
         self.prepared.clear();
@@ -131,7 +133,7 @@ impl Node {
         }
     }
 
-    /// A pod is bound to the node; its UID is its name.
+    /// Binds a pod to the node; its UID is its name.
     pub(crate) fn bind(&mut self, name: &str, mut spec: Value) {
         if spec["containers"].is_null() {
             spec["containers"] = json!([{"name": "a", "image": "x:1"}]);
@@ -140,7 +142,7 @@ impl Node {
             "spec": spec, "status": {"phase": "Pending"}}));
     }
 
-    /// A pod is there, or is another one now.
+    /// Shows a pod that is new or replaces another.
     pub(crate) fn see(&mut self, mut object: Value) {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
@@ -179,7 +181,7 @@ impl Node {
         }
     }
 
-    /// Tells it, and carries out what follows.
+    /// Hands the event to the pods, and performs the actions that follow.
     pub(crate) fn tell(&mut self, event: PodEvent) {
         let mut actions = vec![];
         self.pods.handle(self.now(), event, &mut actions);
@@ -266,7 +268,7 @@ impl Node {
                 PodEvent::Answered { request: PodRequest::PatchStatus(pod), answer }
             }
             PodAction::PatchPodStatus { pod, patch } => {
-                // that of a mirror is answered by the test
+                // a test answers the one of a mirror itself
                 self.objects.get(&pod.uid)?;
                 if let Some((pod, patch)) = self.late.take() {
                     self.patch(&pod, &patch);
@@ -301,7 +303,7 @@ impl Node {
         })
     }
 
-    /// The server takes it, unless it is meant for another version.
+    /// The server accepts the patch, unless it is for another version.
     fn patch(&mut self, pod: &PodRef, patch: &Value) -> Answer {
         let object = self.objects.get_mut(&pod.uid).expect("it is patched by its UID");
         let (meant, version) =
@@ -325,7 +327,7 @@ impl Node {
         PodEvent::Observed(observation(key, state))
     }
 
-    /// The running container of this pod ends by itself.
+    /// Ends the running container of this pod, as if by itself.
     pub(crate) fn ends(&mut self, pod: &str, container: &str, code: i32) {
         let is_meant = |key: &&ContainerKey| key.pod.as_str() == pod && key.container == container;
         let key = self.runs.keys().rfind(is_meant).expect("it runs").clone();
@@ -349,7 +351,7 @@ impl Node {
         self.seen.iter().filter_map(text).collect()
     }
 
-    /// The grace of each stop so far, in seconds.
+    /// The grace period of each stop so far, in seconds.
     pub(crate) fn stops(&self) -> Vec<(&str, u64)> {
         let stop = |action: &'_ PodAction| match action {
             PodAction::StopContainer { container, grace, .. } => Some((container.clone(), grace.as_secs())),
@@ -364,7 +366,7 @@ fn observation(container: ContainerKey, state: ContainerState) -> Observation {
     Observation { container, state, image_name: "x:1".into(), image_reference: "x:1".into() }
 }
 
-/// A time of the status that another one took the place of, although what it is of is as it was.
+/// A time in the status that changed although its subject did not.
 fn moved_time(before: &Value, after: &Value) -> Option<String> {
     if before["startTime"].is_string() && before["startTime"] != after["startTime"] {
         return Some(format!("startTime {}, then {}", before["startTime"], after["startTime"]));
@@ -377,7 +379,7 @@ fn moved_time(before: &Value, after: &Value) -> Option<String> {
     })
 }
 
-/// As a strategic merge patch.
+/// Merges as a strategic merge patch.
 fn merge(old: &mut Value, patch: &Value) {
     let fields = old.as_object_mut().expect("it is an object");
     for (key, value) in patch.as_object().into_iter().flatten() {

@@ -1,15 +1,18 @@
-//! Hooks of containers: what runs after a start and before a stop, and what waits for it.
+//! Hooks of containers: they run after a start and before a stop, and other steps wait for them.
 //!
-//! Always holds: postStart runs for each run that starts, and until it has ended the container has not started and those behind it
-//! wait; preStop runs for each stop, within the grace, and the signal follows when it has ended or the grace is over. Each runs once,
-//! but again, with an Event, when no agent saw its end, or it made room for others: never is worse than twice, and upstream promises
-//! no more. Leaves to others: when there is a place for it (`places`), running it (`HookOrder`), ending what a killed agent had begun.
+//! Always holds: postStart runs for each run that starts, and until it has ended the container does not count
+//! as started and the containers behind it wait; preStop runs for each stop, within the grace period, and the
+//! signal follows when the hook has ended or the grace period is over. Each hook runs once; it runs again,
+//! with an Event, if no agent saw its end or if it was stopped to make room for others: not running it would
+//! be worse than running it twice, and upstream promises no more. Leaves to others: deciding when it gets a
+//! place (`places`), running it (`HookOrder`), ending a hook that a killed agent had begun.
 
 use crate::pods::orders::{HookAct, HookKind, HookNote};
 use crate::pods::spec::{Container, Hook, HttpGet};
 use std::time::Duration;
 
-/// How long a postStart hook may take. Upstream waits for ever, and nobody hears that the container never starts.
+/// How long a postStart hook may take. Upstream waits for ever, and no report says that the container never
+/// starts.
 pub(crate) const POST_START_LIMIT: Duration = Duration::from_secs(3600);
 
 impl Hook {
@@ -56,7 +59,7 @@ impl Container {
         }
     }
 
-    /// What is wrong with its hooks; `is_init`: it runs to its end before others begin.
+    /// The complaint about its hooks; `is_init`: it runs to its end before others start.
     pub(crate) fn complaint_about_hooks(&self, is_init: bool) -> Option<String> {
         [HookKind::PostStart, HookKind::PreStop].into_iter().find_map(|kind| {
             let field = format!("container {}: lifecycle.{}", self.name, kind.word());
@@ -69,7 +72,7 @@ impl Container {
     }
 }
 
-/// How far the postStart hook of a run is.
+/// The progress of the postStart hook of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PostStart {
     Wanted,
@@ -80,15 +83,15 @@ pub(crate) enum PostStart {
 /// The hooks of one container.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Hooks {
-    /// Of which run; None: it has none, or it has ended well.
+    /// The run with its postStart hook's state; `None` if the run has no such hook or the hook succeeded.
     pub(crate) post_start: Option<(u32, PostStart)>,
-    /// The run whose preStop hook has ended, and when its grace is over.
+    /// The run whose preStop hook has ended, and when its grace period is over.
     pub(crate) pre_stopped: Option<(u32, Duration)>,
-    /// What an earlier agent noted of a run.
+    /// The note that an earlier agent left about a run.
     pub(crate) found: Option<(u32, HookNote)>,
-    /// One was stopped for others, and an Event says so.
+    /// A hook was stopped to make room for others, and an Event was recorded for it.
     pub(crate) made_room: bool,
-    /// A hook that is run again, and whose Event waits for the pod's object.
+    /// A hook that is run again, and whose Event has to wait for the pod's object.
     pub(crate) repeated: Option<HookKind>,
 }
 
@@ -127,7 +130,7 @@ mod tests {
         node.tell(PodEvent::HookEnded { container, kind, done })
     }
 
-    /// The pod's file is removed: it ends, with 30 seconds of grace.
+    /// Removes the pod's file, so that it ends with 30 seconds of grace.
     fn end(node: &mut Node) -> Vec<PodAction> {
         node.tell(PodEvent::StaticPods(Ok(Vec::<StaticFile>::new())))
     }
@@ -168,7 +171,7 @@ mod tests {
 
     #[test]
     fn signal_waits_for_the_hook_within_the_grace() {
-        // seconds that the hook takes, then the grace that is left
+        // seconds that the hook takes, then the remaining grace period
         for (takes, left) in [(0, 30), (10, 20), (29, 2)] {
             let mut node = Node::new(PRE_STOP);
             let actions = end(&mut node);
@@ -183,7 +186,7 @@ mod tests {
         }
     }
 
-    /// The hooks of a run that a new agent finds, ten seconds later, with what the last one noted.
+    /// A node whose new agent finds a run ten seconds later, with this note of the last agent.
     fn after_a_kill(fields: &str, note: HookNote) -> Node {
         let mut node =
             Node::found(fields, 11, |key| Inventory { hooks: [(key, note)].into(), ..Inventory::default() });
@@ -233,7 +236,7 @@ mod tests {
             (0, vec![Duration::from_secs(9)]),
             "what is left"
         );
-        // it was not stopped then: this is another stop
+        // it was not stopped then, so this is another stop
         let mut node = after_a_kill(PRE_STOP, HookNote::PreStopped { until: Duration::from_secs(5) });
         let actions = end(&mut node);
         assert_eq!((hooks(&actions).len(), stops(&actions).len()), (1, 0));

@@ -1,40 +1,42 @@
-//! Volumes that are images: seen to before the pod's volumes are made, one after the other, by their own policy and with the pod's secrets.
+//! Volumes that are images: each image is pulled before the pod's volumes are made, one after the other, by
+//! its own policy and with the pod's secrets.
 //!
-//! Always holds: no volume is made of an image that is not wholly there; an image is needed for as long as a pod that names it is not
-//! over; one that cannot be had keeps the containers that mount it waiting, in the words of their own images. Leaves to others: how an
-//! image is pulled, and mounting it (the runtime).
+//! Always holds: a volume is made only of an image that is completely on the node; an image is needed as long
+//! as a pod that names it is not over; while an image is unavailable, the containers that mount it wait, with
+//! the same reasons as for their own images. Leaves to others: how an image is pulled, and mounting it (the
+//! runtime).
 
 use crate::pods::backoff::Retry;
 use crate::pods::spec::PodSpec;
 use std::collections::BTreeMap;
 
-/// Stands in an order where others have the name of a container; no container is named so.
+/// Used in an order in place of a container's name; a container cannot have this name.
 pub(crate) const SLOT: &str = "+volume";
 
-/// How far the images of a pod's volumes are.
+/// The progress of the images of a pod's volumes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ImageVolumes {
-    /// The IDs of those that are there, by volume.
+    /// The IDs of the images that are on the node, by volume.
     pub(crate) ready: BTreeMap<String, String>,
-    /// Volume and image that are being seen to.
+    /// The volume and the image that is being pulled or checked.
     pub(crate) pulling: Option<(String, String)>,
     pub(crate) retry: Retry,
 }
 
 impl ImageVolumes {
-    /// The ID of a volume's image; None: it is not there.
+    /// The ID of a volume's image; `None` if the image is not on the node.
     pub(crate) fn id(&self, volume: &str) -> Option<&String> {
         self.ready.get(volume)
     }
 
-    /// The volumes could not be made: perhaps of an image that went meanwhile.
+    /// Making the volumes failed, perhaps because an image was removed meanwhile: checks all again.
     pub(crate) fn look_again(&mut self) {
         self.ready.clear();
     }
 }
 
 impl PodSpec {
-    /// The names of images that are volumes.
+    /// The names of the images that are used as volumes.
     pub(crate) fn images_of_volumes(&self) -> impl Iterator<Item = String> {
         self.volumes.iter().filter_map(|volume| Some(volume.image.as_ref()?.reference.clone()))
     }
@@ -66,7 +68,7 @@ mod tests {
     }
 
     impl Node {
-        /// A node to which the pod is bound; what it orders.
+        /// A node to which the pod is bound, and the actions so far.
         fn with_pod() -> (Self, Vec<PodAction>) {
             let mut node = Self { pods: Pods::new("edge"), secs: 1 };
             let facts = NodeFacts {
@@ -151,7 +153,7 @@ mod tests {
         let needed = node.pods.images_in_use();
         assert!(["data:1", "more:latest", "x:1"].iter().all(|name| needed.contains(*name)), "{needed:?}");
 
-        // one that went before it was mounted is fetched again
+        // an image that was removed before it was mounted is fetched again
         let failure = Failure { reason: FailureReason::Volume, message: "it is not there".into() };
         let command = Command::PreparePod(PodUid::new("u-1").unwrap());
         node.tell(PodEvent::Failed { command, failure });

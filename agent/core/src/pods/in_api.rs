@@ -1,4 +1,5 @@
-//! What the API server has of a pod, and what of a pod is on disk: the parts of a life that `steps::reporting` keeps up to date.
+//! The API server's view of a pod, and the pod's record on disk: two parts of a life, which
+//! `steps::reporting` keeps up to date.
 
 use crate::config::digest::Digest;
 use crate::pods::backoff::Retry;
@@ -12,25 +13,26 @@ use serde_json::Value;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct InApi {
     pub(crate) reference: PodRef,
-    /// The resourceVersion last seen, where it is a number.
+    /// The resourceVersion last seen, if it is a number.
     pub(crate) version: Option<u64>,
     /// The status that the server has.
     pub(crate) status: Value,
-    /// A status that was sent and not answered.
+    /// A status that was sent and has no answer yet.
     pub(crate) sent: Option<Sent>,
-    /// The server may have a status of this node that `status` lacks: the answer to one was lost, an earlier agent may have sent one,
-    /// or the watch is behind.
+    /// The server may have a status of this node that `status` lacks: the answer to a status was lost, an
+    /// earlier agent may have sent one, or the watch is behind.
     pub(crate) is_unsure: bool,
     pub(crate) base: Base,
     /// Refusals in a row because the server has another version.
     pub(crate) conflicts: u32,
-    /// Times of the status that was composed last, taken or not.
+    /// Times in the status that was composed last, whether accepted or not.
     pub(crate) given: Value,
-    /// The server will not take this status.
+    /// The status that the server refused.
     pub(crate) refused: Option<Value>,
-    /// The status that it took last: one that comes back changed is not sent over and over.
+    /// The status that the server accepted last: if the server shows it changed, it is not sent over and
+    /// over.
     pub(crate) accepted: Option<Value>,
-    /// The back-off of that one.
+    /// The back-off for sending that one again.
     pub(crate) repeats: RetryState,
     /// The server waits for the node's DELETE.
     pub(crate) awaits_delete: bool,
@@ -45,9 +47,9 @@ pub(crate) struct InApi {
 pub(crate) enum Base {
     #[default]
     Usable,
-    /// It refused one, for it has a later version: the watch is to show that.
+    /// The server refused a status because it has a later version, which the watch should show.
     Old,
-    /// The watch has not, and the pods are listed.
+    /// The watch has not shown it, so the pods are listed.
     OldAndListed,
 }
 
@@ -55,15 +57,15 @@ pub(crate) enum Base {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Sent {
     pub(crate) status: Value,
-    /// The only version that the server may change by it; None: any.
+    /// The only version that the server may change by it; `None` for any.
     pub(crate) version: Option<u64>,
 }
 
-/// Conflicts in a row after which the next try waits its time, although the new version was seen: somebody changes the pod again and
-/// again.
+/// After more conflicts in a row than this the next try waits its time although the new version was seen:
+/// another client changes the pod again and again.
 pub(crate) const QUICK_TRIES: u32 = 3;
 
-/// The back-off of requests; compared never.
+/// The back-off of requests; all values compare as equal.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RetryState(pub(crate) Retry);
 
@@ -94,17 +96,17 @@ impl InApi {
         }
     }
 
-    /// Takes a later state of the object; the same or an earlier one says nothing new. Returns whether it is one.
+    /// Takes a state of the object, unless it is the same or an earlier one. Returns whether it is later.
     pub(crate) fn seen(&mut self, object: &Value) -> bool {
         let version = version_of(object);
         if version.is_some() && version <= self.version {
             return false;
         }
         self.version = version;
-        // of what does not fit nothing is known but its version
+        // of an object that exceeds its share only the version is known
         if !shares::is_part(object) {
             self.status = without_nulls(&object["status"]);
-            // it may be from before a status that was taken since
+            // it may be older than a status that was accepted since
             let taken = self.accepted.as_ref();
             self.is_unsure |= taken.is_some_and(|taken| !status::has_times(&self.status, taken));
         }
@@ -114,7 +116,7 @@ impl InApi {
         true
     }
 
-    /// What the last try was refused for is known now.
+    /// The cause of the last refusal is known now, so the next try need not wait.
     pub(crate) fn hurry(&mut self) {
         if self.conflicts <= QUICK_TRIES {
             self.retry.0.succeeded();
@@ -126,16 +128,16 @@ pub(crate) fn version_of(object: &Value) -> Option<u64> {
     object["metadata"]["resourceVersion"].as_str()?.parse().ok()
 }
 
-/// What lies on disk of a pod.
+/// The record of a pod on disk.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Saved {
-    /// What the pod's record means that is durable; None: there is none.
+    /// The digest of the record that is durable; `None` if there is none.
     pub(crate) durable: Option<Digest>,
-    /// A write failed: what lies there is unknown.
+    /// A write failed, so the content on disk is unknown.
     pub(crate) is_unknown: bool,
-    /// Being written; None in it: being removed.
+    /// The digest being written; an inner `None` if the record is being removed.
     pub(crate) writing: Option<Option<Digest>>,
-    /// What should lie there; kept up by `is_stale`.
+    /// The digest of the record that should be on disk; updated when `is_stale`.
     pub(crate) wanted: Option<Digest>,
     pub(crate) is_stale: bool,
     pub(crate) retry: Retry,

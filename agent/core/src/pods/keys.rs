@@ -1,4 +1,4 @@
-//! The names of pods, containers and objects: what every other part of `pods` refers to them by.
+//! The names of pods, containers and objects, by which all other parts of `pods` refer to them.
 
 use crate::config::source::is_file_name;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use std::fmt;
 pub struct PodUid(String);
 
 impl PodUid {
-    /// None unless it matches `[A-Za-z0-9-]{1,64}`.
+    /// `None` unless the text matches `[A-Za-z0-9-]{1,64}`.
     #[must_use]
     pub fn new(uid: &str) -> Option<Self> {
         is_file_name(uid).then(|| Self(uid.to_owned()))
@@ -28,8 +28,8 @@ impl fmt::Display for PodUid {
     }
 }
 
-/// One run of one container of one pod. No two runs have the same key until `RemovePod` has removed the pod with its logs, also
-/// across starts of the agent and, where logs are kept, of the machine.
+/// One run of one container of one pod. No two runs have the same key until `RemovePod` has removed the pod
+/// with its logs, also across starts of the agent and, where logs are kept, of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerKey {
     pub pod: PodUid,
@@ -40,7 +40,7 @@ pub struct ContainerKey {
 }
 
 impl ContainerKey {
-    /// The container's ID where Kubernetes shows one, after `kedge://`.
+    /// The container's ID as Kubernetes shows it, without the prefix `kedge://`.
     #[must_use]
     pub fn id(&self) -> String {
         format!("{}.{}.{}", self.pod, self.container, self.attempt)

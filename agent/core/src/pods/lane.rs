@@ -1,9 +1,10 @@
-//! Requests about pods, of one sort: in which order they are sent, and how many at once.
+//! Requests about pods of one sort: the order in which they are sent, and how many at once.
 //!
-//! Always holds: namespaces take turns, so that what waits for one waits for one request of each other namespace at most; requests
-//! about large pods go one at a time, with a pause after each by its size, for a server may count a request by the bytes of its
-//! object, and gives a node so many; those for pods that are not remembered go last. Leaves to others: what is asked, and what an answer
-//! means.
+//! Always holds: namespaces take turns, so a waiting request is preceded by at most one request of each other
+//! namespace; requests about large pods are sent one at a time, with a pause after each by the pod's size,
+//! because a server may count a request by the bytes of its object and limits the count of each node;
+//! requests for pods without a record here are sent last. Leaves to others: the content of a request, and the
+//! meaning of its answer.
 
 use crate::event::{Request, RequestKey};
 use crate::pods::event::{PodAsk, PodRequest, TokenName};
@@ -13,16 +14,16 @@ use crate::turn::{Order, Turn};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A pod with more bytes than this is large: our hub counts a report about it as 16 requests.
+/// A pod with more bytes than this counts as large: our hub counts a report about it as 16 requests.
 const HEAVY_BYTES: usize = 64 * 1024;
-/// Bytes of large pods that are reported on in a second: a quarter of what our hub lets a node do.
+/// Bytes of large pods that are reported on per second: a quarter of the rate that our hub allows a node.
 const HEAVY_BYTES_A_SEC: usize = 50 * 1024;
-/// Longest pause after one: a pod of 3 MiB, the largest that is read.
+/// Longest pause after a large pod: enough for a pod of 3 MiB, the largest that is read.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Namespaces whose last turn is known. Of more nothing is lost but their order.
+/// Most namespaces whose last turn is remembered. Beyond it only the order of their turns is lost.
 const KNOWN_TURNS: usize = 256;
 
-/// What a request is for.
+/// The purpose of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Purpose {
     Work(PodRequest),
@@ -36,11 +37,11 @@ pub(crate) enum Purpose {
 pub(crate) struct Ask {
     pub(crate) purpose: Purpose,
     pub(crate) body: PodAsk,
-    /// Whose turn it is.
+    /// The namespace whose turn it uses.
     pub(crate) namespace: String,
-    /// Of the pod that it is about, as far as known.
+    /// Size of the pod that the request is about, as far as known.
     pub(crate) bytes: usize,
-    /// It goes before others of its namespace, and stays where those make room.
+    /// It is sent before others of its namespace, and is kept when others are dropped.
     pub(crate) is_urgent: bool,
 }
 
@@ -57,20 +58,21 @@ struct Sent {
     is_heavy: bool,
 }
 
-/// Those that wait, and those in the outbox by their slot.
+/// Requests that wait, and requests in the outbox by their slot.
 #[derive(Debug, Clone)]
 pub(crate) struct Lane {
     slots: std::ops::Range<u8>,
     pub(crate) waiting: VecDeque<Ask>,
-    /// What is asked for pods that are not remembered: there may be thousands.
+    /// Requests for pods without a record here: there may be thousands.
     pub(crate) later: VecDeque<Ask>,
     sent: Vec<Sent>,
     /// When each namespace had its last turn.
     turns: SortedMap<String, u64>,
     turn: u64,
-    /// No request about a large pod begins before.
+    /// No request about a large pod is sent before this time.
     heavy_from: Duration,
-    /// When to look again for one that waits for that alone. Nothing else in here comes with time.
+    /// When to look again because a large pod has to wait for its time. All other changes here come with an
+    /// event.
     wake: Option<Duration>,
 }
 
@@ -89,7 +91,8 @@ impl Lane {
         }
     }
 
-    /// Sends as many as there are slots for. `is_stale`: what was asked for a pod that was not remembered, and is now, says nothing.
+    /// Sends as many requests as there are free slots. `is_stale`: a request for a pod that had no record
+    /// then but has one now must not be sent.
     pub(crate) fn send(&mut self, turn: &mut Turn, is_stale: &dyn Fn(&Purpose) -> bool) {
         self.fill(turn, is_stale);
         self.wake = self.waits_until(turn.now.mono);
@@ -99,7 +102,7 @@ impl Lane {
         for slot in self.slots.clone() {
             let key = RequestKey::Pods(slot);
             let is_taken = self.sent.iter().any(|sent| sent.slot == slot);
-            // one that another server was asked on is not free before that one answered
+            // a slot whose request was sent to another server stays taken until that server answered
             if is_taken || !turn.outbox.is_free(turn.now, &key) {
                 continue;
             }
@@ -113,25 +116,25 @@ impl Lane {
         }
     }
 
-    /// When to send again what waits for its time.
+    /// When to send the requests that have to wait for a time.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         self.wake
     }
 
-    /// A time to come: what waits for the outbox or for an answer is sent with that.
+    /// A future time; requests that wait for the outbox or for an answer are sent when it comes.
     fn waits_until(&self, now: Duration) -> Option<Duration> {
         let is_under_way = self.sent.iter().any(|sent| sent.is_heavy);
         let mut waiting = self.waiting.iter().chain(&self.later);
         (now < self.heavy_from && !is_under_way && waiting.any(Ask::is_heavy)).then_some(self.heavy_from)
     }
 
-    /// Which request is next: whether of those that go last, and its place.
+    /// The next request: whether it is in the last queue, and its position.
     fn next(&self, now: Duration) -> Option<(bool, usize)> {
         let of = |is_later: bool, queue| self.next_of(now, queue).map(|at| (is_later, at));
         of(false, &self.waiting).or_else(|| of(true, &self.later))
     }
 
-    /// The same, without those that are stale.
+    /// The same, after dropping those that are stale.
     fn next_valid(&mut self, now: Duration, is_stale: &dyn Fn(&Purpose) -> bool) -> Option<(bool, usize)> {
         loop {
             let (is_later, at) = self.next(now)?;
@@ -156,7 +159,7 @@ impl Lane {
         }
     }
 
-    /// The first of the namespace whose last turn is longest ago.
+    /// The first request of the namespace whose last turn was longest ago.
     fn next_of(&self, now: Duration, queue: &VecDeque<Ask>) -> Option<usize> {
         let may_be_heavy = now >= self.heavy_from && !self.sent.iter().any(|sent| sent.is_heavy);
         let may = queue.iter().enumerate().filter(|(_, ask)| may_be_heavy || !ask.is_heavy());
@@ -172,8 +175,8 @@ impl Lane {
         self.turns.insert(namespace, self.turn);
     }
 
-    /// Makes room for another where so many wait: the oldest of the namespace that has most of them goes, one that is not urgent if it
-    /// has any.
+    /// Makes room when too many wait: drops the oldest of the namespace that has most, and one that is not
+    /// urgent if there is any.
     pub(crate) fn drop_beyond(&mut self, most: usize) {
         while self.waiting.len() >= most.max(1) {
             let mut counts: SortedMap<&str, usize> = SortedMap::new();
@@ -189,13 +192,13 @@ impl Lane {
         }
     }
 
-    /// What the request in this slot was for.
+    /// The purpose of the request in this slot.
     pub(crate) fn answered(&mut self, slot: u8) -> Option<Purpose> {
         let at = self.sent.iter().position(|sent| sent.slot == slot)?;
         Some(self.sent.swap_remove(at).purpose)
     }
 
-    /// None of them will be answered.
+    /// Forgets all requests, because they will not be answered.
     pub(crate) fn give_up(&mut self) -> Vec<Purpose> {
         let waiting = self.waiting.drain(..).chain(self.later.drain(..)).map(|ask| ask.purpose);
         self.sent.drain(..).map(|sent| sent.purpose).chain(waiting).collect()
@@ -225,7 +228,8 @@ mod tests {
         lane
     }
 
-    /// Whom it asks for: as many at once as there are slots, then one for each answer, the oldest first, each in a second.
+    /// The order in which it sends: as many at once as there are slots, then one for each answer, the oldest
+    /// first, one a second.
     fn asked(mut lane: Lane) -> String {
         let (mut order, mut now) = (String::new(), Duration::ZERO);
         loop {
@@ -286,7 +290,7 @@ mod tests {
     fn heavy_requests_hold_up_no_others() {
         let heavy = || (0..6).map(|_| ask("h", 1_300_000));
         let light = || (0..6).map(|_| ask("l", 5000));
-        // between two heavy ones are 25 s
+        // 25 s pass between two heavy ones
         assert_eq!(asked(lane(heavy().chain(light()), [])), "hllllllhhhhh");
         assert_eq!(asked(lane(heavy(), light())), "hllllllhhhhh");
         let of_one = [ask("a", 1_300_000), ask("a", 5000)];
@@ -304,14 +308,14 @@ mod tests {
     #[test]
     fn answer_to_a_pod_that_is_remembered_now_is_not_sent() {
         let mut lane = lane([], [ask("taken", 5000), ask("other", 5000)]);
-        // all have one purpose here: the first is asked about, and stale
+        // all have the same purpose here: only the first is checked as stale
         let asked = std::cell::Cell::new(0);
         let is_stale = |_: &Purpose| asked.replace(asked.get() + 1) == 0;
         let (is_later, at) = lane.next_valid(Duration::ZERO, &is_stale).expect("the other is sent");
         assert!(is_later && lane.later[at].namespace == "other" && lane.later.len() == 1);
     }
 
-    /// Or the agent would look again at once, and again.
+    /// Otherwise the agent would look again at once, over and over.
     #[test]
     fn wait_for_something_else_than_time_has_no_deadline() {
         let mut lane = lane([ask("h", 1_300_000), ask("h", 1_300_000)], []);

@@ -1,8 +1,8 @@
-//! The life of one pod: what is known of it, and how events change that.
+//! The life of one pod: its known state, and how events change it.
 //!
-//! Always holds: a run that ended never runs again; per container one command is under way; what is unknown is neither started nor
-//! taken for ended. Leaves to others: the next steps up (`starting`) and down (`ending`), what is reported and recorded
-//! (`reporting`), which pods there are (`Pods`).
+//! Always holds: a run that ended never runs again; per container at most one command is under way; a run in
+//! an unknown state is neither started nor counted as ended. Leaves to others: the next steps up (`starting`)
+//! and down (`ending`), reporting and recording (`reporting`), the set of pods (`Pods`).
 
 use crate::answer::{Level, Now};
 use crate::images::image::Image;
@@ -32,21 +32,21 @@ use std::time::Duration;
 
 /// The exit code of a run that could not be started, as containerd reports it.
 const START_FAILED: i32 = 128;
-/// The exit code of a run whose end nobody saw, as upstream reports it.
+/// The exit code of a run whose end was not seen, as upstream reports it.
 const UNSEEN: i32 = 137;
 
 /// Where a pod comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Bound by the API server to the Node of this UID.
+    /// Bound by the API server to the Node with this UID.
     Api { node_uid: String },
-    /// A file.
+    /// From a file.
     Static { path: String },
-    /// The runtime has it, and nothing else is known of it.
+    /// Found in the runtime; no other source knows it.
     Found { node_uid: String },
 }
 
-/// The end of a pod, asked for or come.
+/// The end of a pod, whether still requested or already reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct End {
     pub(crate) grace: Duration,
@@ -57,7 +57,7 @@ pub(crate) struct End {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sandbox {
     Absent,
-    /// There in part.
+    /// Partly made or removed.
     Half,
     Preparing,
     Ready,
@@ -66,7 +66,7 @@ pub(crate) enum Sandbox {
     },
 }
 
-/// How far the pod's leftovers are removed.
+/// How far the pod's remains are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Swept {
     No,
@@ -83,22 +83,22 @@ pub(crate) enum Verdict {
     Rejected(Rejection),
 }
 
-/// Why a pod does not begin, as of the last step that failed or waits.
+/// Why a pod does not start, by the last step that failed or waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hindrance {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
-    /// Since when it is for this reason.
+    /// Since when this has been the reason.
     pub(crate) since: Timestamp,
 }
 
-/// What a command under way does.
+/// The command that is under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Doing {
     Pull,
     Create(u32),
     Start(u32),
-    /// Its hook; the signal follows at this time.
+    /// The preStop hook; the signal follows at this time at the latest.
     PreStop {
         attempt: u32,
         until: Duration,
@@ -119,11 +119,11 @@ pub(crate) struct Run {
     pub(crate) started: Option<Timestamp>,
     pub(crate) image_name: String,
     pub(crate) image_reference: String,
-    /// When its end was seen here.
+    /// When this process saw its end.
     pub(crate) ended: Option<Duration>,
-    /// It could not be started: why.
+    /// Why starting it failed, if it did.
     pub(crate) start_error: Option<String>,
-    /// It was stopped for a run with another image: how it ends is no result.
+    /// It was stopped to be replaced by a run with another image, so its exit does not count as a result.
     pub(crate) is_replaced: bool,
     pub(crate) is_removed: bool,
 }
@@ -137,7 +137,7 @@ impl Run {
         matches!(self.state, ContainerState::Exited(_) | ContainerState::Lost(_))
     }
 
-    /// How it ended.
+    /// The run's exit.
     pub(crate) fn exit(&self) -> Option<Exit> {
         match &self.state {
             ContainerState::Exited(exit) => Some(exit.clone()),
@@ -177,31 +177,32 @@ pub(crate) fn unseen_exit() -> Exit {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ContainerLife {
     pub(crate) run: Option<Run>,
-    /// Earlier runs that are not removed; true: it may still run.
+    /// Earlier runs that are not removed; true if the run may still be running.
     pub(crate) older: SortedMap<u32, bool>,
-    /// How the run before ended.
+    /// How the previous run ended.
     pub(crate) last: Option<Terminated>,
-    /// The run that was lost last, and why, until an Event says so: mostly an earlier agent's, seen before the API server was reached.
+    /// The run that was lost last, and why, until an Event reports it; usually a run of an earlier agent,
+    /// found before the API server was reached.
     pub(crate) untold: Option<(u32, String)>,
     pub(crate) next_attempt: u32,
     /// Restarts that were reported before this process knew the container.
     pub(crate) floor: u32,
-    /// It ran before this boot, by its log.
+    /// It ran before this boot, because a log of it exists.
     pub(crate) ran_before: bool,
     pub(crate) command: Option<Doing>,
-    /// Why it does not run: reason and message.
+    /// Why it is waiting: reason and message.
     pub(crate) waiting: Option<(&'static str, String)>,
-    /// Seen to for the next run, and by which name.
+    /// The image that was pulled for the next run, with the name it was pulled by.
     pub(crate) image: Option<(String, Image)>,
-    /// The name of the image that is being seen to.
+    /// The name of the image that is being pulled or checked.
     pub(crate) pulling: String,
     pub(crate) restarts: Restarts,
-    /// A restart's back-off has been announced.
+    /// The back-off of the next restart was announced.
     pub(crate) announced: bool,
     pub(crate) pull: Retry,
-    /// Creating.
+    /// The back-off of creating.
     pub(crate) create: Retry,
-    /// Stopping and removing.
+    /// The back-off of stopping and removing.
     pub(crate) cleaning: Retry,
     pub(crate) probes: Probes,
     pub(crate) hooks: Hooks,
@@ -212,7 +213,7 @@ impl ContainerLife {
         self.run.as_ref().is_some_and(Run::is_live) || self.older.values().any(|is_live| *is_live)
     }
 
-    /// Whether the runtime still has something of it, or is at it.
+    /// Whether the runtime still has a part of it, or a command for it is under way.
     pub(crate) fn has_rest(&self) -> bool {
         let busy = self.command.is_some_and(|doing| doing != Doing::Pull);
         busy || !self.older.is_empty() || self.run.as_ref().is_some_and(|run| !run.is_removed)
@@ -234,68 +235,69 @@ pub(crate) struct Life {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) origin: Origin,
-    /// None: only found in the runtime.
+    /// `None` if the pod was only found in the runtime.
     pub(crate) pod: Option<Rc<Pod>>,
     pub(crate) api: Option<InApi>,
     pub(crate) verdict: Verdict,
-    /// The labels of the Node keep it away, as far as they are known: the reading of the Node that it is judged by.
+    /// The known labels of the Node do not fit the pod; carries the number of the Node's reading that
+    /// decides.
     pub(crate) doubt: Option<u64>,
-    /// The API server's spec asks for other resources than it was admitted with.
+    /// The API server's spec has other resources than the pod was admitted with.
     pub(crate) awaits_resize: bool,
     pub(crate) end: Option<End>,
-    /// The node ends it, and its object stays.
+    /// Set if the node ends the pod while its object stays.
     pub(crate) failed: Option<Failed>,
-    /// The machine stops: how long its containers have.
+    /// The grace period of its containers while the machine shuts down.
     pub(crate) shutdown: Option<End>,
-    /// Of a pod with a deadline.
+    /// Only for a pod with a deadline.
     pub(crate) active: Option<Active>,
     pub(crate) sandbox: Sandbox,
     pub(crate) sandbox_retry: Retry,
     /// Its network could not be made: containers that still run are in one that was lost.
     pub(crate) is_apart: bool,
-    /// None: nothing hinders it, or it has begun.
+    /// Why it does not start; `None` if it has started or waits for nothing.
     pub(crate) hindrance: Option<Hindrance>,
-    /// Since when it waits for objects, to go on with a start.
+    /// Since when a start has been waiting for objects.
     pub(crate) awaits_objects: Option<Duration>,
     pub(crate) swept: Swept,
-    /// The disk is short, and the pod has finished: its logs go, too.
+    /// The disk is short and the pod has finished, so its logs are removed too.
     pub(crate) gives_up_logs: bool,
     pub(crate) network: PodNetwork,
     pub(crate) files: Files,
     pub(crate) tokens: Tokens,
     pub(crate) image_volumes: ImageVolumes,
-    /// Images for the pod that will take its place.
+    /// Images for the pod that will replace this one.
     pub(crate) ahead: Ahead,
     pub(crate) containers: SortedMap<String, ContainerLife>,
-    /// How containers ended that are not started again.
+    /// The exits of containers that are not started again.
     pub(crate) results: SortedMap<String, Exit>,
     pub(crate) saved: Saved,
-    /// The API server had it as finished when it was first seen, and nothing here knows better.
+    /// The API server showed the pod as finished when it was first seen, and this node has no newer result.
     pub(crate) is_finished_elsewhere: bool,
-    /// The last thing that was announced about the pod as a whole, so that it is not announced again.
+    /// The last Event about the pod as a whole, so that it is not repeated.
     pub(crate) announced: String,
-    /// Look again now.
+    /// The pod needs a look now.
     pub(crate) is_dirty: bool,
-    /// Look again then.
+    /// When the pod needs its next look.
     pub(crate) wake: Option<Duration>,
-    /// A probe is due then.
+    /// When the next probe is due.
     pub(crate) probe_wake: Option<Duration>,
     pub(crate) probe_news: ProbeNews,
 }
 
-/// What a decision about one pod may look at, and what it does.
+/// The input of a decision about one pod, and the actions that follow from it.
 pub(crate) struct Context<'a> {
     pub(crate) now: Now,
     pub(crate) node: Option<&'a NodeFacts>,
-    /// How many readings of the Node were ordered, and the last that has come to its end.
+    /// How many readings of the Node were ordered, and the number of the last completed one.
     pub(crate) node_reading: (u64, u64),
-    /// The others.
+    /// The other pods.
     pub(crate) lives: &'a BTreeMap<PodUid, Life>,
-    /// Those of the API server that bound the pod.
+    /// The objects on the API server that bound the pod.
     pub(crate) objects: &'a mut Objects,
-    /// Whether that API server is the present one, so that they can be read.
+    /// Whether that API server is the current one, so that objects can be read.
     pub(crate) can_read: bool,
-    /// The machine stops.
+    /// The machine is shutting down.
     pub(crate) is_shutting_down: bool,
     pub(crate) actions: &'a mut Vec<PodAction>,
 }
@@ -356,17 +358,17 @@ impl Life {
         ContainerKey { pod: self.uid.clone(), container: container.to_owned(), attempt }
     }
 
-    /// Whether the runtime has, or may have, something of it.
+    /// Whether the runtime has, or may have, a part of it.
     pub(crate) fn has_begun(&self) -> bool {
         self.sandbox != Sandbox::Absent || self.containers.values().any(ContainerLife::has_rest)
     }
 
-    /// Asks to be looked at then, at the latest.
+    /// Schedules the next look for this time at the latest.
     pub(crate) fn wake_at(&mut self, at: Duration) {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
     }
 
-    /// Asks for its end; a later order may only shorten the grace.
+    /// Requests the pod's end; a later request may only shorten the grace period.
     pub(crate) fn end(&mut self, now: Now, grace: Duration) {
         let end = self.end.get_or_insert(End { grace, since: now.mono });
         if now.mono.saturating_add(grace) < end.since.saturating_add(end.grace) {
@@ -376,18 +378,18 @@ impl Life {
         self.is_dirty = true;
     }
 
-    /// The grace of its spec.
+    /// The grace period of its spec.
     pub(crate) fn own_grace(&self) -> Duration {
         let secs = self.pod.as_ref().map_or(30, |pod| pod.spec.grace_secs());
         Duration::from_secs(secs)
     }
 
-    /// No container will be started any more: it was rejected, has finished, or ends.
+    /// Whether no container will be started any more, because the pod was rejected, has finished or ends.
     pub(crate) fn is_over(&self) -> bool {
         self.end.is_some() || self.is_finished()
     }
 
-    /// Its containers have done what they were to do, or it may not run.
+    /// Whether its containers have completed, or the pod may not run.
     pub(crate) fn is_finished(&self) -> bool {
         if self.is_finished_elsewhere || self.failed.is_some() || matches!(self.verdict, Verdict::Rejected(_))
         {
@@ -400,7 +402,7 @@ impl Life {
         pod.spec.containers.iter().all(has_result) || pod.spec.init_containers.iter().any(failed_init)
     }
 
-    /// Takes a new state of one run; the answer to a command, or something seen unasked.
+    /// Takes a new state of one run: the answer to a command, or a change that was seen without one.
     pub(crate) fn observed(&mut self, now: Now, observation: &Observation, actions: &mut Vec<PodAction>) {
         let ContainerKey { container: name, attempt, .. } = &observation.container;
         let container = self.containers.entry(name.clone()).or_default();
@@ -421,7 +423,7 @@ impl Life {
         }
     }
 
-    /// Announces runs that were lost, once the API server knows the pod.
+    /// Records Events for lost runs, once the API server knows the pod.
     pub(crate) fn announce_lost(&mut self, actions: &mut Vec<PodAction>) {
         if self.api.is_none() || self.containers.values().all(|container| container.untold.is_none()) {
             return;
@@ -435,17 +437,18 @@ impl Life {
         }
     }
 
-    /// The agent found this run at its start: the health that the last agent noted holds until the next verdict.
+    /// The agent found this run at its start: takes the health that the last agent noted, until the next
+    /// verdict.
     pub(crate) fn adopt_health(&mut self, key: &ContainerKey, known: &SortedMap<ContainerKey, Health>) {
         if let Some(container) = self.containers.get_mut(&key.container) {
             container.probes.adopt(key.attempt, known.get(key).copied().unwrap_or_default());
         }
     }
 
-    /// Notes how containers ended that are not started again.
+    /// Notes the exits of containers that are not started again.
     pub(crate) fn note_results(&mut self) {
         let Some(pod) = self.pod.clone() else { return };
-        // what ends because the machine stops has not done its work
+        // a container that ends because of a shutdown has not completed its work
         if self.end.is_some() || self.failed.is_some() || self.shutdown.is_some() {
             return;
         }
@@ -457,7 +460,7 @@ impl Life {
             let exit = match &container.run {
                 Some(run) if run.is_replaced => None,
                 Some(run) => run.exit(),
-                // it ran before this boot, and may run once only
+                // the container ran before this boot, and may run only once
                 None if container.ran_before && policy == RestartPolicy::Never => Some(unseen_exit()),
                 None => None,
             };
@@ -466,7 +469,7 @@ impl Life {
                 true => exit.code != 0 && policy == RestartPolicy::Never,
                 false => self.is_finished_elsewhere || !restarts_after(policy, exit.code),
             };
-            // how it ended was not seen before: others finished the pod while it ran
+            // its exit is unknown here: another node or client finished the pod while it ran
             let known = self.results.get(&spec.name);
             if is_final && known.is_none_or(|known| *known == unseen_exit() && exit != *known) {
                 self.results.insert(spec.name.clone(), exit);
@@ -510,6 +513,7 @@ impl Life {
                 let Some(container) = self.containers.get_mut(&key.container) else { return };
                 let is_it = matches!(container.command,
                     Some(Doing::Stop { attempt, .. } | Doing::Remove(attempt)) if attempt == key.attempt);
+                // another command may have replaced the failed one
                 if !is_it {
                     return;
                 }
@@ -553,7 +557,7 @@ impl Life {
         let (reason, event, text, told) = pull_words(&image, failure, failures > 1);
         container.waiting = Some((reason, text));
         self.announce_of(name, true, event, told, actions);
-        // upstream says it again and again
+        // upstream repeats this Event over and over
         if failures == 2 && reason == "ImagePullBackOff" {
             let message = format!("Back-off pulling image {image:?}");
             self.announce_of(name, false, "BackOff", message, actions);
@@ -599,7 +603,7 @@ impl Life {
         }
     }
 
-    /// A step up of a container failed; None if it is not the one under way.
+    /// A step that starts a container failed; `None` if it is not the step under way.
     fn run_failed(
         &mut self,
         doing: Doing,
@@ -615,7 +619,7 @@ impl Life {
         self.containers.get_mut(&key.container)
     }
 
-    /// A run's rest is removed.
+    /// The remains of a run are removed.
     pub(crate) fn container_removed(&mut self, key: &ContainerKey) {
         self.is_dirty = true;
         let Some(container) = self.containers.get_mut(&key.container) else { return };
@@ -626,7 +630,7 @@ impl Life {
         container.older.remove(&key.attempt);
         if let Some(run) = container.run.as_mut().filter(|run| run.attempt == key.attempt) {
             run.is_removed = true;
-            // half made, and never started
+            // partly made, and never started
             if run.state == ContainerState::Created {
                 container.run = None;
             }
@@ -639,7 +643,7 @@ impl Life {
         spec.map(|spec| spec.image.clone()).unwrap_or_default()
     }
 
-    /// The pod does not begin: keeps why, for whoever looks later, logs it once, and records an Event.
+    /// The pod does not start: keeps the reason for later readers, logs it once, and records an Event.
     pub(crate) fn hindered(
         &mut self,
         now: Now,
@@ -651,7 +655,7 @@ impl Life {
         self.announce(true, reason, message, actions);
     }
 
-    /// The same without an Event: nothing is wrong with the pod.
+    /// The same without an Event, for a reason that is not a problem of the pod.
     pub(crate) fn is_hindered_by(
         &mut self,
         now: Now,
@@ -669,7 +673,7 @@ impl Life {
         self.hindrance = Some(Hindrance { reason, message, since });
     }
 
-    /// Records an Event about the pod; not the same one twice in a row.
+    /// Records an Event about the pod, unless it equals the last one.
     pub(crate) fn announce(
         &mut self,
         is_warning: bool,
@@ -708,7 +712,7 @@ impl Life {
         message: String,
         actions: &mut Vec<PodAction>,
     ) {
-        // only what the API server knows can have events there
+        // the API server takes Events only about a pod that it has
         if let Some(api) = self.api.as_ref().filter(|api| !api.is_deleted) {
             let message = kedge_api::excerpt_of(&message, EVENT_CHARS);
             let pod = api.reference.clone();
@@ -724,13 +728,14 @@ impl Life {
 /// Longest message of an Event: upstream's limit is 1,024 bytes.
 const EVENT_CHARS: usize = 1000;
 
-/// Whether the spec now has another image than this run was created with: upstream's only change that restarts a container.
+/// Whether the spec now has another image than this run was created with: upstream's only change that
+/// restarts a container.
 pub(crate) fn changed(run: &Run, spec: &Container) -> bool {
     !run.image_name.is_empty() && run.image_name != spec.image
 }
 
 impl ContainerLife {
-    /// Whether this observation answers the command under way.
+    /// Takes an observation as the answer to the command under way, if it is.
     fn answered(&mut self, seen: u32, state: &ContainerState) {
         let ended = matches!(state, ContainerState::Exited(_) | ContainerState::Lost(_));
         let running = matches!(state, ContainerState::Running { .. });
@@ -751,10 +756,11 @@ impl ContainerLife {
         }
     }
 
-    /// Takes the state; gives the word of an Event if there is something to announce.
+    /// Takes the state; returns the reason for an Event if one is due.
     fn take(&mut self, now: Now, attempt: u32, observation: &Observation) -> Option<&'static str> {
         let latest = self.run.as_ref().map(|run| run.attempt);
         if latest.is_some_and(|latest| attempt < latest) {
+            // a later run exists, so only whether this one may still run matters
             let is_live =
                 matches!(observation.state, ContainerState::Running { .. } | ContainerState::Unknown(_));
             self.older.insert(attempt, is_live);
@@ -775,6 +781,7 @@ impl ContainerLife {
             });
         }
         let run = self.run.as_mut()?;
+        // an end is final: a late observation does not change it
         if run.has_ended() {
             return None;
         }
@@ -805,7 +812,7 @@ impl ContainerLife {
         }
     }
 
-    /// The run so far becomes an earlier one.
+    /// Turns the latest run into an earlier one.
     fn supersede(&mut self, uid: &PodUid, name: &str) {
         self.keep_end(uid, name);
         let Some(run) = self.run.take() else { return };
@@ -814,7 +821,7 @@ impl ContainerLife {
         }
     }
 
-    /// Keeps how the latest run ended, before another takes its place.
+    /// Keeps how the latest run ended before another replaces it.
     pub(crate) fn keep_end(&mut self, uid: &PodUid, name: &str) {
         let end = self.run.as_ref().and_then(|run| {
             let key = ContainerKey { pod: uid.clone(), container: name.to_owned(), attempt: run.attempt };
@@ -826,7 +833,7 @@ impl ContainerLife {
     }
 }
 
-/// What stands before a container's ID in a status: the runtime's name.
+/// The prefix of a container's ID in a status: the runtime's name.
 const ID_SCHEME: &str = "kedge://";
 
 /// A container's ID as a status shows it.
@@ -834,7 +841,8 @@ pub(crate) fn shown_id(key: &ContainerKey) -> String {
     format!("{ID_SCHEME}{}", key.id())
 }
 
-/// An image over a link that cuts each connection comes as fast as the link has it, not as fast as a back-off lets it.
+/// When a pull breaks off after some progress, the next try follows soon, so that a link which cuts every
+/// connection still delivers the image at its own speed instead of the back-off's.
 pub(crate) fn pull_retry(retry: &mut Retry, now: Now, failure: &Failure) {
     match failure.reason {
         FailureReason::PullBrokeOff => retry.broke_off(now.mono),
@@ -842,7 +850,8 @@ pub(crate) fn pull_retry(retry: &mut Retry, now: Now, failure: &Failure) {
     }
 }
 
-/// How a failed pull is shown, in upstream's words: reason and message of the container, reason and message of the event.
+/// How a failed pull is shown, with upstream's text: reason and message of the container, reason and message
+/// of the event.
 pub(crate) fn pull_words(
     image: &str,
     failure: &Failure,

@@ -1,10 +1,12 @@
-//! The life of the pods bound to this node: what should run, what runs, what to do next, what to report.
+//! The life of the pods bound to this node: which pods should run, which run, the next steps, and the
+//! reports.
 //!
-//! `Pods::handle` takes one event at one time and appends actions; `Pods::next_deadline` says when to call it again without one.
-//! Always holds: nothing is done before the runtime's inventory, the desired set on disk and whether pods are held are known; a
-//! list that was not read means nothing; a pod belongs to the Node that it was bound to, and goes on, orphaned, when the node is
-//! another one; while pods are held nothing is started or stopped. Leaves to others: containers, images, files and requests
-//! (`event` is the contract).
+//! `Pods::handle` takes one event at one time and appends actions; `Pods::next_deadline` says when to call it
+//! again without one. Always holds: there are no actions until the runtime's inventory, the desired set on
+//! disk and whether pods are held are known; an unread list means nothing; a pod belongs to the Node that it
+//! was bound to, and keeps running as an orphan when the node gets another Node; while pods are held no
+//! container is started or stopped. Leaves to others: containers, images, files and requests (`event` is the
+//! contract).
 
 pub(crate) mod actor;
 mod admission;
@@ -78,21 +80,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Pods that are remembered for each that may run: some that end, some that were rejected and wait to be deleted.
+/// Most pods remembered for each pod that may run: some of them end, some were rejected and wait to be
+/// deleted.
 const LIVES_PER_POD: u64 = 4;
-/// Of the Event on a pod that waits while pods are held; for how long is in the Node's condition.
+/// Text of the Event on a pod that waits while pods are held; the Node's condition says for how long.
 const HELD: &str = "waits: the agent on this node ended too often, and starts and stops no pod for a while; see the node's condition PodsHeld";
-/// Pods that may run while the node's facts are not known: upstream's `maxPods`.
+/// Pods that may run while the node's facts are unknown: upstream's `maxPods`.
 const USUAL_PODS: u64 = 110;
-/// Longest complaint about a pod that cannot be read: it may quote the pod.
+/// Longest complaint about an unreadable pod: it may quote the pod.
 const COMPLAINT_CHARS: usize = 1000;
 
-/// The Node is read no more often for pods that its labels keep away.
+/// For pods that do not fit its labels the Node is read no more often than this.
 const NODE_READ_EVERY: Duration = Duration::from_secs(5);
-/// Rounds over the pods after one event: one pod's step may concern another, whose step concerns no third.
+/// Most rounds over the pods after one event: a step of one pod may affect another, but the step of that one
+/// affects no third.
 const MOST_ROUNDS: usize = 8;
 
-/// What the API server said before the desired set on disk was read.
+/// Events of the API server from before the desired set on disk was read.
 #[derive(Debug, Clone, Default)]
 struct Early {
     node_uid: Option<String>,
@@ -105,7 +109,8 @@ struct Early {
 struct Mirror {
     hash: String,
     object: Value,
-    /// The server has shown it, and its pod has not taken it: once it did, the next status is newer.
+    /// The server has shown this state, and the pod has not taken it yet; the pod then knows that its next
+    /// status is newer.
     is_news: bool,
     is_deleting: bool,
 }
@@ -115,37 +120,38 @@ impl Mirror {
         &self.object["metadata"]["uid"]
     }
 
-    /// Where the file of its pod lay; None: an agent made it that did not say.
+    /// The path of its pod's file; `None` if the agent that made the mirror did not record it.
     fn path(&self) -> Option<&str> {
         self.object["metadata"]["annotations"][STATIC_PATH_ANNOTATION].as_str()
     }
 
-    /// Somebody else deletes it: this node's own orders leave no grace.
+    /// Whether another client is deleting it: this node's own deletions leave no grace period.
     fn is_leaving(&self) -> bool {
         self.object["metadata"]["deletionTimestamp"].is_string()
     }
 
-    /// Whether it is another's doing when it goes.
+    /// Whether another client is the cause when it disappears.
     fn goes_by_others(&self) -> bool {
         self.is_leaving() || !self.is_deleting
     }
 }
 
-/// Readings of the own Node, of which a verdict waits for one that begins after it was thought of.
+/// Readings of this node's Node: a verdict waits for a reading that began after the verdict became due.
 #[derive(Debug, Clone, Copy, Default)]
 struct NodeReading {
-    /// How many were ordered, and the last that has come to its end.
+    /// How many were ordered, and the number of the last completed one.
     ordered: u64,
     done: u64,
-    /// No other is ordered before: a controller may bind pods that do not belong here one after another.
+    /// No other reading is ordered before this time: a controller may bind unfitting pods one after another.
     not_before: Duration,
 }
 
-/// When a mirror that somebody else deleted is made again: at once, then after growing pauses, for a controller may delete each.
+/// When a mirror that another client deleted is made again: at once, then after growing pauses, because a
+/// controller may delete each new one.
 #[derive(Debug, Clone, Default)]
 struct Remaking {
     pauses: backoff::Restarts,
-    /// When the last one was found gone, until another is made.
+    /// When the last one was found missing, until another is made.
     gone: Option<Duration>,
 }
 
@@ -154,69 +160,71 @@ struct Remaking {
 pub struct Pods {
     node_name: String,
     node: Option<NodeFacts>,
-    /// The Node that the last list was read for.
+    /// The UID of the Node that the last list was read for.
     node_uid: Option<String>,
-    /// None: not known yet, so nothing is done.
+    /// `None` while unknown, in which case there are no actions.
     is_held: Option<bool>,
     has_desired: bool,
-    /// When the desired set, which could not be read, is read again; None: that is under way, or it was read.
+    /// When the desired set, which was unreadable, is read again; `None` while that is under way, or once it
+    /// was read.
     desired_wake: Option<Duration>,
     desired_retry: backoff::Retry,
-    /// When the pods are listed again because an answer to one that is not remembered was lost.
+    /// When the pods are listed again because the answer to a pod without a record was lost.
     list_wake: Option<Duration>,
     list_retry: backoff::Retry,
     has_inventory: bool,
     /// The files of static pods were read.
     has_static: bool,
-    /// Those that could not be used when they were read last: each may be a pod's, as it was.
+    /// Files that were unusable when they were read last: each may belong to a pod, which stays as it was.
     unusable: BTreeSet<String>,
     early: Early,
     lives: BTreeMap<PodUid, Life>,
-    /// Of probes and hooks.
+    /// The places of probes and hooks.
     places: places::Places,
     eviction: eviction::Eviction,
-    /// By priority; none: the machine waits for no pod.
+    /// By priority; empty if the machine waits for no pod.
     shutdown_groups: Vec<ShutdownGroup>,
     shutdown: Option<shutdown::Shutdown>,
-    /// Records that could not be read.
+    /// Pods whose records are unreadable.
     unreadable: SortedSet<PodUid>,
-    /// Records of no pod that the disk did not remove, and when it is asked again.
+    /// Records without a pod that the disk failed to remove, and when the removal is tried again.
     leftovers: SortedSet<PodUid>,
     leftover_wake: Option<Duration>,
     leftover_retry: backoff::Retry,
     /// By Node UID.
     objects: SortedMap<String, Objects>,
-    /// Copies of objects on disk that could not be read, by their name: each is replaced, or removed with the last pod that may
-    /// need it.
+    /// Copies of objects on disk that were unreadable, by their name: each is replaced, or removed with the
+    /// last pod that may need it.
     unreadable_copies: BTreeSet<String>,
-    /// Pods came, changed or went: objects may be needed no more.
+    /// Pods were added, changed or removed, so some objects may no longer be needed.
     has_new_needs: bool,
-    /// What the runtime had, until the desired set is known.
+    /// The logs that the runtime reported, kept until the desired set is known.
     logs: SortedMap<PodUid, SortedMap<String, u32>>,
     /// By namespace and name.
     mirrors: SortedMap<(String, String), Mirror>,
     /// Mirrors that are being created.
     creating: SortedMap<(String, String), backoff::Retry>,
     creating_now: SortedSet<(String, String)>,
-    /// Mirrors of static pods that others deleted.
+    /// Mirrors of static pods that other clients deleted.
     remaking: SortedMap<(String, String), Remaking>,
     /// When a mirror is created or deleted again.
     mirror_wake: Option<Duration>,
-    /// How containers of static pods ended that are not started again, from records whose file was not read yet.
+    /// The exits of containers of static pods that are not started again, from records whose file was not
+    /// read yet.
     static_results: SortedMap<PodUid, StaticResults>,
     node_reading: NodeReading,
-    /// What the static files say, and which.
+    /// The pods of the static files, with the path of each.
     statics: SortedMap<PodUid, (String, Rc<Pod>)>,
     /// Complaints about static files that were logged, by path.
     complaints: BTreeMap<String, String>,
-    /// That pods are left out was reported, of the list that was read last.
+    /// It was reported that pods are left out of the last list.
     has_told_of_parts: bool,
 }
 
-/// What a static pod's record has.
+/// The content of a static pod's record.
 #[derive(Debug, Clone)]
 struct StaticResults {
-    /// Where its file lay; None: an agent wrote it that did not say.
+    /// The path of its file; `None` if the agent that wrote the record did not note it.
     path: Option<String>,
     results: SortedMap<String, Exit>,
     failed: Option<Failed>,
@@ -231,30 +239,31 @@ pub struct PodReport {
     pub namespace: String,
     pub name: String,
     pub uid: PodUid,
-    /// `api`, `static`, or `runtime`: only found there.
+    /// `api`, `static`, or `runtime` if only the runtime knows it.
     pub origin: &'static str,
-    /// Bound by another Node than the present one.
+    /// Bound to another Node than the current one.
     pub is_orphaned: bool,
     pub is_ending: bool,
-    /// Why it may not run here, or not any more.
+    /// Why it may not run here, or no longer.
     pub rejected: Option<String>,
-    /// Containers that are ready, of `counted`; init containers count in neither, but for sidecars: as kubectl shows it.
+    /// Ready containers, of `counted`; init containers count in neither number, except sidecars: as kubectl
+    /// shows it.
     pub ready: usize,
     pub counted: usize,
-    /// Why it does not begin, while it should.
+    /// Why it does not start although it should.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits: Option<WaitReport>,
     pub containers: Vec<ContainerReport>,
 }
 
-/// Why a pod does not begin.
+/// Why a pod does not start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaitReport {
     /// The reason of the Event about it.
     pub reason: &'static str,
     pub message: String,
-    /// Since when it is for this reason.
+    /// Since when this has been the reason.
     pub since: Timestamp,
 }
 
@@ -263,14 +272,14 @@ pub struct WaitReport {
 #[serde(rename_all = "camelCase")]
 pub struct ContainerReport {
     pub name: String,
-    /// As the pod has it; empty of a pod that is only found.
+    /// As the pod has it; empty if only the runtime knows the pod.
     pub image: String,
     /// `Running`, `Created`, `Exited`, `Lost`, `Unknown`, `Waiting`.
     pub state: &'static str,
     pub restarts: u32,
     /// Why it waits.
     pub reason: Option<String>,
-    /// The same in more words, where there are any.
+    /// A longer text for the reason, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -318,7 +327,7 @@ impl Pods {
         }
     }
 
-    /// Takes one event; appends the actions it leads to.
+    /// Takes one event; appends the actions that follow.
     pub fn handle(&mut self, now: Now, event: PodEvent, actions: &mut Vec<PodAction>) {
         let first = actions.len();
         self.take(now, event, actions);
@@ -326,7 +335,7 @@ impl Pods {
         self.give_places(now, first, actions);
     }
 
-    /// Lets those of the new actions wait that need a place, and begins what has one now.
+    /// Holds back new actions that need a place, and starts those that get one now.
     fn give_places(&mut self, now: Now, first: usize, actions: &mut Vec<PodAction>) {
         for action in actions.split_off(first) {
             if let Some(other) = self.places.want(now.mono, action) {
@@ -368,7 +377,7 @@ impl Pods {
             .min()
     }
 
-    /// Whether all that a decision needs was heard of.
+    /// Whether everything that decisions need is known.
     fn is_ready(&self) -> bool {
         self.has_desired && self.has_inventory && self.is_held.is_some() && self.node.is_some()
     }
@@ -388,6 +397,7 @@ impl Pods {
             PodEvent::ObjectsAreOld => self.read_objects_again(now, actions),
             PodEvent::PodRemoved { pod } => self.with(&pod, Life::removed),
             PodEvent::ContainerRemoved(key) => self.with(&key.pod, |life| life.container_removed(&key)),
+            // these images are no container's, so there is no Event about them
             PodEvent::ImagePulling { container, .. }
                 if [ahead::SLOT, image_volumes::SLOT].contains(&container.as_str()) => {}
             PodEvent::ImagePulling { pod, container } => self.with(&pod, |life| {
@@ -460,12 +470,13 @@ impl Pods {
                 self.touch_all();
             }
             PodEvent::Answered { request, answer } => self.answered(now, &request, &answer),
+            // before the desired set is known, a pod that runs here would look new
             news if self.has_desired => self.api_news(now, news, actions),
             news => self.early.take(news),
         }
     }
 
-    /// What the API server says of its pods.
+    /// Takes events of the API server about its pods.
     fn api_news(&mut self, now: Now, news: PodEvent, actions: &mut Vec<PodAction>) {
         match news {
             PodEvent::PodsListed { node_uid, pods } => self.listed(now, node_uid, &pods, actions),
@@ -478,13 +489,13 @@ impl Pods {
     fn observed(&mut self, now: Now, observation: &Observation, actions: &mut Vec<PodAction>) {
         let uid = &observation.container.pod;
         let has_ended = matches!(observation.state, ContainerState::Exited(_) | ContainerState::Lost(_));
-        // the end of what nobody knows is no news
+        // the end of an unknown pod needs no step
         if self.lives.contains_key(uid) || !has_ended {
             self.life_of(uid).observed(now, observation, actions);
         }
     }
 
-    /// Volumes may have files of it.
+    /// The files of volumes may come from this object.
     fn object_changed(&mut self, name: &ObjectName) {
         for life in self.lives.values_mut() {
             let refers = life.pod.as_ref().is_some_and(|pod| objects::needed_by(pod).contains(name));
@@ -492,7 +503,7 @@ impl Pods {
         }
     }
 
-    /// Reads what pods of the present API server refer to.
+    /// Reads the objects again that pods of the current API server refer to.
     fn read_objects_again(&mut self, now: Now, actions: &mut Vec<PodAction>) {
         let Some(node_uid) = self.node_uid.as_ref().filter(|_| self.has_desired) else { return };
         let bound = self.lives.values().filter(|life| life.node_uid() == node_uid && !life.is_over());
@@ -516,7 +527,7 @@ impl Pods {
         }
     }
 
-    /// The pod of that UID; one that only the runtime knows if there is none.
+    /// The pod with that UID; if there is none, adds one that only the runtime knows.
     fn life_of(&mut self, uid: &PodUid) -> &mut Life {
         let origin = Origin::Found { node_uid: String::new() };
         self.lives.entry(uid.clone()).or_insert_with(|| Life::new(uid.clone(), "", "", origin))
@@ -529,7 +540,7 @@ impl Pods {
         }
     }
 
-    // ---- what lies on disk, and what the runtime has
+    // ---- the desired set on disk, and the runtime's inventory
 
     fn desired_read(
         &mut self,
@@ -541,7 +552,7 @@ impl Pods {
         let found = match found {
             Ok(found) => found,
             Err(why) => {
-                // unknown is not empty: until it was read no pod is started, stopped or forgotten
+                // unknown is not empty: until the set is read no pod is started, stopped or forgotten
                 if self.desired_retry.failures() == 0 {
                     actions.push(warn(format!(
                         "the desired pods cannot be read: {why}; those that run go on, no other is started, trying again"
@@ -566,7 +577,8 @@ impl Pods {
                     unusable.push(DesiredFile::Pod(uid.clone()));
                     self.unreadable.insert(uid);
                 }
-                // it may be a Secret's, which must not outlive the Secret, nor an annotation that forbids it: the server has it
+                // it may be a copy of a Secret, which must not outlive the Secret or an annotation that
+                // forbids it; the server still has the data
                 DesiredFile::Object(digest) => {
                     self.unreadable_copies.insert(digest);
                 }
@@ -644,7 +656,7 @@ impl Pods {
             life.network = found.network.clone().unwrap_or_default();
         }
         for observation in &inventory.containers {
-            // an Event about what another process did would say it twice
+            // the earlier process has already recorded Events about its own commands
             let life = self.life_of(&observation.container.pod);
             life.observed(now, observation, &mut silent);
             life.adopt_health(&observation.container, &inventory.health);
@@ -653,7 +665,7 @@ impl Pods {
         let prepared: SortedSet<&PodUid> = inventory.pods.iter().map(|found| &found.uid).collect();
         for life in self.lives.values_mut() {
             life.forget_unseen(now, &seen, prepared.contains(&life.uid.clone()));
-            // an earlier agent may have been killed before it updated them
+            // an earlier agent may have been killed before it updated the volumes' files
             life.files.is_stale = true;
             life.is_dirty = true;
         }
@@ -676,14 +688,15 @@ impl Pods {
             let text = format!("the API server listed {foreign} pods of other nodes, which are left alone");
             actions.push(PodAction::Log(Level::Warn, text));
         }
-        // what a list has is so, even if its versions are older: the server's data may come from a backup
+        // a list is believed even if its versions are older: the server's data may have been restored from a
+        // backup
         for api in self.lives.values_mut().filter_map(|life| life.api.as_mut()) {
             api.version = None;
         }
         self.has_told_of_parts &= pods.iter().any(shares::is_part);
         for object in pods {
             if let Some(uid) = object["metadata"]["uid"].as_str().and_then(PodUid::new) {
-                // the server has it after all
+                // the server has the pod again
                 self.with(&uid, |life| {
                     life.api.take_if(|api| api.is_deleted);
                 });
@@ -698,14 +711,14 @@ impl Pods {
         for life in self.lives.values_mut() {
             let is_bound_here = match &life.origin {
                 Origin::Api { node_uid: bound } => *bound == node_uid,
-                // a static pod's is empty
+                // empty for a static pod
                 Origin::Found { node_uid: bound } => !bound.is_empty() && *bound == node_uid,
                 Origin::Static { .. } => false,
             };
             if is_bound_here && !listed.contains(&life.uid) {
                 life.gone_from_api(now);
             }
-            // what another Node's API server knows of it is not this one's
+            // the current server's object, if any, belongs to another Node's API
             if is_orphan(life, &node_uid) {
                 life.api = None;
             }
@@ -715,13 +728,13 @@ impl Pods {
         let lost: Vec<PodUid> =
             self.unreadable.iter().filter(|uid| !lives.contains_key(*uid)).cloned().collect();
         for uid in lost {
-            // neither here nor there, and what lies there says nothing
+            // the pod is neither in the API nor known here, and its record is unreadable
             self.unreadable.remove(&uid);
             actions.push(PodAction::SaveDesired { file: DesiredFile::Pod(uid), content: None });
         }
     }
 
-    /// It is another node's: a server, or what stands before it, did not select.
+    /// Whether the pod is another node's: the server, or a proxy in front of it, did not filter.
     fn is_bound_elsewhere(&self, object: &Value) -> bool {
         object["spec"]["nodeName"].as_str().is_some_and(|name| !name.is_empty() && name != self.node_name)
     }
@@ -739,6 +752,7 @@ impl Pods {
             self.seen_in_part(now, object, actions);
             return;
         }
+        // a pod with an invalid spec is taken without it, so that its status can say what is wrong
         let (pod, problem) = match Pod::read(object) {
             Ok(pod) => (pod, None),
             Err(why) => match Pod::read(&without_spec(object)) {
@@ -762,6 +776,7 @@ impl Pods {
         let uid = pod.uid.clone();
         let life = self.lives.entry(uid.clone());
         let life = life.or_insert_with(|| Life::new(uid.clone(), &pod.namespace, &pod.name, origin.clone()));
+        // the content on disk is unknown, so the record is written anew
         if self.unreadable.remove(&uid) | self.leftovers.remove(&uid) {
             life.saved.is_unknown = true;
         }
@@ -769,7 +784,8 @@ impl Pods {
         self.has_new_needs = true;
     }
 
-    /// A pod of a namespace that has more than its share: one that runs goes on as it is, until it is deleted; another is rejected.
+    /// Takes a pod of a namespace that exceeds its share: a running pod keeps running unchanged until it is
+    /// deleted; any other pod is rejected.
     fn seen_in_part(&mut self, now: Now, object: &Value, actions: &mut Vec<PodAction>) {
         let Ok(pod) = Pod::read(&without_spec(object)) else { return };
         if !std::mem::replace(&mut self.has_told_of_parts, true) {
@@ -785,9 +801,9 @@ impl Pods {
         }
         match self.lives.get_mut(&pod.uid) {
             Some(life) => life.seen_in_part(now, &pod, object),
-            // what lies on disk of it cannot be read, so it may run
+            // its record is unreadable, so it may be running
             None if self.unreadable.contains(&pod.uid) => {}
-            // so may one that the runtime has yet to tell of
+            // the same for a pod that the inventory may still report
             None if !self.has_inventory => self.list_later(now),
             None => {
                 let why = format!(
@@ -799,15 +815,15 @@ impl Pods {
         }
     }
 
-    /// Whether nothing is known of this pod, and there is no place to remember it.
+    /// Whether this pod is unknown, and there is no room to remember it.
     fn is_one_too_many(&self, uid: &PodUid) -> bool {
-        // before the inventory the runtime may have it
+        // before the inventory is known the runtime may have it
         let is_new = self.has_inventory && !self.lives.contains_key(uid) && !self.unreadable.contains(uid);
         let may_run = self.node.as_ref().map_or(USUAL_PODS, |node| node.pods);
         is_new && self.lives.len() as u64 >= may_run.saturating_mul(LIVES_PER_POD)
     }
 
-    /// Orphaned pods end when the API binds a pod of their namespace and name, or of their controller.
+    /// Ends orphaned pods when the API binds a pod of the same namespace and name, or of the same controller.
     fn end_predecessors(&mut self, now: Now, node_uid: &str, pod: &Pod) {
         for life in self.lives.values_mut() {
             let is_orphan = match &life.origin {
@@ -828,7 +844,7 @@ impl Pods {
     }
 
     fn gone(&mut self, now: Now, object: &Value) {
-        // of one that another has replaced only its UID is known
+        // if another pod has replaced this one, only its UID is known
         let Some(uid) = object["metadata"]["uid"].as_str() else { return };
         self.forget_mirror(now, uid);
         if let Some(uid) = PodUid::new(uid) {
@@ -840,7 +856,7 @@ impl Pods {
         }
     }
 
-    /// The server has no mirror of this UID any more.
+    /// The server no longer has a mirror with this UID.
     fn forget_mirror(&mut self, now: Now, uid: &str) {
         let key = self.mirrors.iter().find(|(_, mirror)| mirror.uid() == uid).map(|(key, _)| key.clone());
         let Some(key) = key else { return };
@@ -850,7 +866,7 @@ impl Pods {
         self.touch_all();
     }
 
-    /// Somebody else deleted a mirror.
+    /// Another client deleted a mirror.
     fn mirror_lost(&mut self, now: Now, key: (String, String)) {
         self.remaking.entry(key).or_default().gone = Some(now.mono);
     }
@@ -866,18 +882,18 @@ impl Pods {
                         self.mirror_seen(hash.unwrap_or_default(), object);
                         self.creating.remove(&key);
                     }
-                    // the watch will show it
+                    // the watch will show the mirror
                     Answer::Accepted(None) => self.creating.entry(key).or_default().failed(now.mono),
                     _ => self.creating.entry(key).or_default().failed(now.mono),
                 }
                 self.touch_all();
             }
             PodRequest::PatchStatus(pod) => {
-                // the answer to its creation may come after the news of its end
+                // the answer to its creation may arrive after the event about its deletion
                 if matches!(answer, Answer::Refused { status: 404, .. }) {
                     self.forget_mirror(now, &pod.uid);
                 }
-                // the last word of a static pod that is gone is not said again: its mirror goes, too
+                // the final status of a removed static pod is not sent again: its mirror is deleted too
                 let is_mirror = self.mirrors.values().any(|mirror| mirror.uid() == pod.uid.as_str());
                 if !self.with_reference(pod, |life| life.status_answered(now, answer)) && !is_mirror {
                     self.turned_away(now, answer);
@@ -907,7 +923,7 @@ impl Pods {
         }
     }
 
-    /// Whether this is asked for a pod that is known here, or for a mirror.
+    /// Whether the request is about a pod that is known here, or about a mirror.
     pub(crate) fn remembers(&self, request: &PodRequest) -> bool {
         let (PodRequest::PatchStatus(pod) | PodRequest::Delete(pod)) = request else { return true };
         let is_mirror = |mirror: &Mirror| mirror.object["metadata"]["uid"] == pod.uid;
@@ -915,7 +931,7 @@ impl Pods {
             || self.mirrors.get(&(pod.namespace.clone(), pod.name.clone())).is_some_and(is_mirror)
     }
 
-    /// The life whose object, or mirror, this is. False: there is none.
+    /// Changes the life whose object, or mirror, this is. Returns false if there is none.
     fn with_reference(&mut self, pod: &PodRef, change: impl FnOnce(&mut Life)) -> bool {
         let is_it = |life: &&mut Life| life.api.as_ref().is_some_and(|api| api.reference == *pod);
         let Some(life) = self.lives.values_mut().find(is_it) else { return false };
@@ -924,7 +940,8 @@ impl Pods {
         true
     }
 
-    /// What was said to a pod that is not remembered: only a list shows again who has not heard it.
+    /// Takes the answer to a request about a pod without a record here: if it was lost, only another list
+    /// shows again which pods have no answer yet.
     fn turned_away(&mut self, now: Now, answer: &Answer) {
         match answer {
             Answer::Accepted(_) => self.list_retry.succeeded(),
@@ -978,7 +995,7 @@ impl Pods {
         for life in self.lives.values_mut() {
             let ends = match &life.origin {
                 Origin::Static { path } => !unknown.contains_key(path) && !current.contains_key(&life.uid),
-                // `end_lost_statics`
+                // see `end_lost_statics`
                 Origin::Found { .. } | Origin::Api { .. } => false,
             };
             if ends && life.end.is_none() {
@@ -986,7 +1003,7 @@ impl Pods {
                 life.end(now, grace);
             }
         }
-        // those of files that say nothing now are as they were
+        // the pods of currently unusable files stay as they were
         self.statics.retain(|_, (path, _)| unknown.contains_key(path));
         self.statics.extend(current);
         let uids: Vec<PodUid> = self.statics.keys().cloned().collect();
@@ -999,13 +1016,13 @@ impl Pods {
         self.touch_all();
     }
 
-    /// Whether all static pods that there are were read.
+    /// Whether all existing static pods were read.
     fn knows_all_statics(&self) -> bool {
         self.has_static && self.unusable.is_empty()
     }
 
-    /// Whether the file of a static pod may still be there: one that cannot be used now says nothing about its pod, but about no other
-    /// file's either. `path`: where it lay, if that is known.
+    /// Whether the file of a static pod may still exist: a file that is unusable now proves nothing about its
+    /// own pod, but does not protect the pods of other files. `path` is the pod's file, if known.
     fn may_be_there(&self, path: Option<&str>) -> bool {
         !self.has_static || path.map_or(!self.unusable.is_empty(), |path| self.unusable.contains(path))
     }
@@ -1021,7 +1038,8 @@ impl Pods {
         }
     }
 
-    /// Ends static pods that only the runtime has: their files went, or became those of other pods, while no agent ran.
+    /// Ends static pods that only the runtime has: their files were removed, or now contain other pods, since
+    /// the last agent ran.
     fn end_lost_statics(&mut self, now: Now) {
         let is_lost = |life: &&Life| {
             let is_static = matches!(&life.origin, Origin::Found { node_uid } if node_uid.is_empty());
@@ -1045,7 +1063,7 @@ impl Pods {
         }
     }
 
-    /// A static pod begins, or begins anew: one whose file came back while it ended.
+    /// Starts a static pod, or starts it anew if its file came back while it was ending.
     fn begin_static(&mut self, now: Now, uid: &PodUid) {
         let Some((path, pod)) = self.statics.get(uid) else { return };
         let origin = Origin::Static { path: path.clone() };
@@ -1071,7 +1089,7 @@ impl Pods {
         }
     }
 
-    /// What lies there of no pod was removed, or was not.
+    /// Takes the result of removing a record without a pod.
     fn removed_leftover(&mut self, now: Now, uid: PodUid, done: &Result<(), String>) {
         if done.is_ok() {
             self.leftovers.remove(&uid);
@@ -1096,7 +1114,7 @@ impl Pods {
         let before = self.mirrors.get(&name_of(object));
         let is_same = before.is_some_and(|before| *before.uid() == object["metadata"]["uid"]);
         let is_deleting = is_same && before.is_some_and(|before| before.is_deleting);
-        // news of one that was deleted meanwhile come late
+        // events about a deleted mirror may arrive late
         let version = in_api::version_of(object);
         if before.is_some_and(|before| version.is_some() && version < in_api::version_of(&before.object)) {
             return;
@@ -1105,7 +1123,7 @@ impl Pods {
         self.mirrors.insert(name_of(object), mirror);
     }
 
-    /// Mirrors that stand for no static pod are deleted, those that are missing are created.
+    /// Deletes mirrors without a static pod, and creates missing ones.
     fn settle_mirrors(&mut self, now: Now, actions: &mut Vec<PodAction>) {
         self.mirror_wake = None;
         let Some(node_uid) = self.node_uid.clone() else { return };
@@ -1126,6 +1144,7 @@ impl Pods {
         for (key, mirror) in &mut self.mirrors {
             let is_right = wanted.get(key).is_some_and(|uid| uid.as_str() == mirror.hash);
             let is_leaving = mirror.is_leaving();
+            // a mirror without a pod may belong to a file that was not read yet, or to a pod that still ends
             let may_delete =
                 wanted.contains_key(key) || (!ending.contains(key) && !may_be_there(mirror.path()));
             let waits = self.creating.get(key).filter(|retry| !retry.is_due(now.mono));
@@ -1160,6 +1179,7 @@ impl Pods {
                         self.mirror_wake = Some(self.mirror_wake.map_or(due, |wake| wake.min(due)));
                     } else if let Some(pod) = life.pod.as_ref() {
                         let pod = steps::reporting::mirror_of(pod, uid.as_str(), &self.node_name, &node_uid);
+                        // counts like a restart, so that the pauses grow while others keep deleting it
                         if let Some(remaking) = self.remaking.get_mut(&key)
                             && let Some(gone) = remaking.gone.take()
                         {
@@ -1174,8 +1194,8 @@ impl Pods {
         }
     }
 
-    /// A static pod, whether it ends or not, has nothing to do with a mirror that is no longer there: what follows it under its name is
-    /// another pod's.
+    /// A static pod, ending or not, gives up a mirror that no longer exists: a later mirror of the same name
+    /// belongs to another pod.
     fn forget_lost_mirrors(&mut self) {
         for life in self.lives.values_mut().filter(|life| life.is_static()) {
             let key = (life.namespace.clone(), life.name.clone());
@@ -1184,9 +1204,9 @@ impl Pods {
         }
     }
 
-    // ---- what follows
+    // ---- the steps that follow
 
-    /// When the Node is read for pods whose verdict waits for that.
+    /// When the Node is read for pods whose verdict waits for it.
     fn node_reading_due(&self) -> Option<Duration> {
         let NodeReading { ordered, done, not_before } = self.node_reading;
         let waits = |life: &Life| life.doubt.is_some_and(|doubt| doubt > ordered);
@@ -1201,7 +1221,7 @@ impl Pods {
         }
     }
 
-    /// Brings every pod that something happened to, or whose time has come, one step on.
+    /// Takes the next step of every pod that changed or whose time has come.
     fn settle(&mut self, now: Now, actions: &mut Vec<PodAction>) {
         if self.desired_wake.take_if(|at| *at <= now.mono).is_some() {
             actions.push(PodAction::ReadDesired);
@@ -1238,7 +1258,7 @@ impl Pods {
             }
         }
         self.see_to_the_node(now, actions);
-        // what a record that cannot be read refers to is unknown
+        // an unreadable record may refer to any object
         if self.unreadable.is_empty() && std::mem::take(&mut self.has_new_needs) {
             self.forget_objects(actions);
         }
@@ -1274,7 +1294,8 @@ impl Pods {
         self.lives.values().filter(is_due).map(|life| life.uid.clone())
     }
 
-    /// Earlier boots' runs, by their logs; what is left of pods that are neither desired nor there is removed.
+    /// Takes runs of earlier boots by their logs, and removes the remains of pods that are neither desired
+    /// nor running.
     fn take_logs(&mut self, now: Now) {
         let is_all_known = self.knows_all_statics() && self.node_uid.is_some();
         for (uid, containers) in std::mem::take(&mut self.logs) {
@@ -1326,7 +1347,7 @@ impl Pods {
         if !is_held {
             life.see_to_hooks(&mut ctx);
         } else if self.is_held == Some(true) && life.waits_for_a_hold_to_end() {
-            // only its own Events explain a pod that stays Pending, or Terminating
+            // only an Event of its own explains why a pod stays Pending or Terminating
             life.announce(true, "PodsHeld", HELD.into(), ctx.actions);
         }
         life.see_to_probes(now, ctx.node, !is_held, ctx.actions);
@@ -1344,7 +1365,8 @@ impl Pods {
         life.delete(&mut ctx);
         if life.is_over_and_gone() {
             let (namespace, name) = (life.namespace, life.name);
-            // what its mirror says is of a life that is over: one that begins anew has another; a pod that takes its place may have one
+            // the mirror shows the life that is over; a pod that starts again needs a new mirror, and another
+            // pod with its name may need one
             let mirror = self.mirrors.get_mut(&(namespace.clone(), name));
             if let Some(mirror) = mirror.filter(|mirror| mirror.hash == uid.as_str()) {
                 mirror.hash.clear();
@@ -1361,7 +1383,7 @@ impl Pods {
         self.lives.insert(uid.clone(), life);
     }
 
-    /// A pod of this namespace has ended: those that waited for it look again.
+    /// A pod of this namespace has ended: pods that waited for this are looked at again.
     fn make_way(&mut self, namespace: &str) {
         for life in self.lives.values_mut() {
             let waits = life.namespace == namespace && !life.has_begun() && !life.is_over();
@@ -1370,9 +1392,9 @@ impl Pods {
         }
     }
 
-    // ---- for others
+    // ---- for other parts of core
 
-    /// Names of images that pods need: garbage collection leaves them alone.
+    /// Names of images that pods need, so garbage collection keeps them.
     #[must_use]
     pub fn images_in_use(&self) -> BTreeSet<String> {
         let pods = self.lives.values().filter(|life| !life.is_over()).filter_map(|life| life.pod.as_ref());
@@ -1383,19 +1405,21 @@ impl Pods {
         let named = pods.flat_map(of_pod);
         let containers = self.lives.values().flat_map(|life| life.containers.values());
         let run = containers.filter_map(|container| container.run.as_ref().filter(|run| !run.is_removed));
-        // also while the pod ends: the one that needs them comes once it is gone
+        // also while the pod ends, because its successor starts only when it is gone
         let ahead = self.lives.values().flat_map(|life| life.ahead.images());
         let all = named.chain(run.map(|run| run.image_reference.clone())).chain(ahead);
         all.filter(|name| !name.is_empty()).collect()
     }
 
-    /// The same, once it is known what runs here; and whether that is all, for a file or a record that cannot be read may need others.
+    /// The same, once it is known which pods run here, and whether it is complete: an unreadable file or
+    /// record may need further images.
     pub(crate) fn needed_images(&self) -> Option<(BTreeSet<String>, bool)> {
         let is_all = self.knows_all_statics() && self.unreadable.is_empty();
         self.is_ready().then(|| (self.images_in_use(), is_all))
     }
 
-    /// Whether a list of the pods bound to this Node has all that are known to be. What lies on disk is not known before it was read.
+    /// Whether a list of the pods bound to this Node contains all that are known. Pods on disk are unknown
+    /// until the disk was read.
     pub(crate) fn has_all_of(&self, node_uid: &str, pods: &[Value]) -> bool {
         let listed: SortedSet<&str> = pods.iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).collect();
         let is_bound_here = |life: &&Life| match &life.origin {
@@ -1406,7 +1430,7 @@ impl Pods {
         self.has_desired && self.has_inventory && self.lives.values().filter(is_bound_here).all(is_listed)
     }
 
-    /// Whether pods of another Node go on here.
+    /// Whether pods of another Node still run here.
     pub(crate) fn has_orphans(&self) -> bool {
         let Some(node_uid) = &self.node_uid else { return false };
         self.lives.values().any(|life| life.end.is_none() && is_orphan(life, node_uid))
@@ -1419,14 +1443,14 @@ impl Pods {
         self.lives.values().map(|life| life.for_people(is_orphaned(life))).collect()
     }
 
-    /// Whether what lies on the disk and what the runtime has was heard of. Before, pods and containers that are not reported may be there,
-    /// and those that are may run.
+    /// Whether the desired set on disk and the runtime's inventory were received. Before that, other pods and
+    /// containers may exist, and a reported one may be running.
     #[must_use]
     pub fn is_report_complete(&self) -> bool {
         self.has_desired && self.has_inventory
     }
 
-    /// How much is kept, by sort, for tests that watch that nothing grows.
+    /// The number of kept entries, by sort, for tests that check that none grows.
     #[must_use]
     pub fn kept(&self) -> [(&'static str, usize); 7] {
         let containers = self.lives.values().map(|life| life.containers.len()).sum();
@@ -1481,7 +1505,7 @@ impl Early {
 }
 
 impl Command {
-    /// The pod it is about.
+    /// The pod that the request is about.
     #[must_use]
     pub fn pod(&self) -> &PodUid {
         match self {
@@ -1498,7 +1522,7 @@ impl Command {
 }
 
 impl PodRequest {
-    /// Namespace and name of the pod that it is about.
+    /// Namespace and name of the pod that the request is about.
     #[must_use]
     pub fn name(&self) -> (&str, &str) {
         match self {
@@ -1509,7 +1533,7 @@ impl PodRequest {
 }
 
 impl Life {
-    /// The API server binds it to this node: its object, now or in a later state.
+    /// The API server has bound it to this node: takes its object, new or changed.
     fn bound(&mut self, now: Now, origin: Origin, mut pod: Pod, object: &Value, problem: Option<String>) {
         self.is_dirty = true;
         if self.origin != origin {
@@ -1529,7 +1553,7 @@ impl Life {
         let deletion = pod.deletion;
         self.pod = Some(Rc::new(pod));
         match &mut self.api {
-            // what the server had before the pod was deleted there comes late
+            // the server's states from before the deletion arrive late
             Some(api) if !api.is_deleted || deletion.is_some() => self.seen_in_api(object),
             _ => {
                 self.api = Some(InApi::new(reference, object));
@@ -1551,7 +1575,8 @@ impl Life {
         self.end(now, Duration::from_secs(secs));
     }
 
-    /// No more of its object was taken than that it is there, that it is being deleted, and that it has ended.
+    /// Takes only three facts of the object: that it exists, whether it is being deleted, and whether it has
+    /// ended.
     fn seen_in_part(&mut self, now: Now, pod: &Pod, object: &Value) {
         self.is_dirty = true;
         let is_later = match &mut self.api {
@@ -1568,14 +1593,15 @@ impl Life {
         self.ends_if_deleted(now, pod.deletion);
     }
 
-    /// Its object is gone: it ends, and there is nobody to tell.
+    /// Its object is gone: it ends, and its status is reported to no server.
     fn gone_from_api(&mut self, now: Now) {
         self.api = None;
         let grace = self.own_grace();
         self.end(now, grace);
     }
 
-    /// Its mirror in the API. What is no news may be from before the status that the server took last.
+    /// Takes its mirror in the API. If it is not news, it may be older than the status that the server
+    /// accepted last.
     fn mirrored(&mut self, object: &Value, is_news: bool) {
         match &mut self.api {
             Some(api) if api.reference.uid == object["metadata"]["uid"] => {
@@ -1590,7 +1616,7 @@ impl Life {
         }
     }
 
-    /// The runtime has told of all it has: what it did not name is not there.
+    /// The runtime has reported everything it has: other runs no longer exist.
     fn forget_unseen(&mut self, now: Now, seen: &SortedSet<&ContainerKey>, is_prepared: bool) {
         if !is_prepared && matches!(self.sandbox, Sandbox::Ready | Sandbox::Half) {
             self.sandbox = Sandbox::Absent;
@@ -1615,7 +1641,7 @@ impl Life {
         }
     }
 
-    /// How many containers are ready, and of how many; nothing is known of those of a pod that is only found.
+    /// How many containers are ready, and of how many; both are 0 if only the runtime knows the pod.
     fn readiness(&self) -> (usize, usize) {
         let Some(pod) = &self.pod else { return (0, self.containers.len()) };
         let sidecars = pod.spec.init_containers.iter().filter(|spec| spec.is_sidecar());
@@ -1642,6 +1668,7 @@ impl Life {
                 Some(ContainerState::Unknown(_)) => "Unknown",
                 None => "Waiting",
             },
+            // never fewer than an earlier agent reported
             restarts: container.run.as_ref().map_or(0, |run| run.attempt).max(container.floor),
             reason: container.waiting.as_ref().map(|(reason, _)| (*reason).to_owned()),
             message: container
@@ -1675,7 +1702,8 @@ impl Life {
     }
 }
 
-/// Answers a pod that is not remembered. An answer that is lost is given again when the pod is listed again, see `turned_away`.
+/// Answers a pod without a record here. If the answer is lost, it is given again when the pods are listed
+/// again, see `turned_away`.
 fn turn_away(pod: &Pod, object: &Value, why: &str, actions: &mut Vec<PodAction>) {
     let reference = pod.reference();
     if pod.deletion.is_some() {
@@ -1691,7 +1719,8 @@ fn turn_away(pod: &Pod, object: &Value, why: &str, actions: &mut Vec<PodAction>)
     actions.push(PodAction::PatchPodStatus { pod: reference, patch });
 }
 
-/// Bound by another Node than this one, or found and bound by nobody known; not a static pod whose file was not read yet.
+/// Whether it is bound to another Node than this one, or was found in the runtime and is not known to be
+/// bound; a static pod whose file was not read yet does not count as an orphan.
 fn is_orphan(life: &Life, node_uid: &str) -> bool {
     match &life.origin {
         Origin::Api { node_uid: bound } => bound != node_uid,
@@ -1711,7 +1740,7 @@ fn reference_of(object: &Value) -> PodRef {
     PodRef { namespace, name, uid: object["metadata"]["uid"].as_str().unwrap_or_default().to_owned() }
 }
 
-/// The object with a spec that can be read, for a pod that must at least be answered.
+/// The object with a readable spec, for a pod that has to be answered at least.
 fn without_spec(object: &Value) -> Value {
     json!({"metadata": object["metadata"], "spec": {"containers": [{"name": "unreadable"}]}})
 }
@@ -1771,10 +1800,10 @@ mod tests {
         node.tell(PodEvent::PodSeen(pod("another", "elsewhere")));
         node.wait(2);
         assert_eq!(node.runs.len(), 1, "{:?}", node.runs);
-        // a pod cannot be bound to another node: an answer that says so is garbled, and ends none
+        // a pod cannot be bound to another node: such an answer is garbled, and ends no pod
         list(&mut node, vec![pod("own", "elsewhere")]);
         assert!(node.runs("own"));
-        // under the same UID an empty list that was read means empty
+        // under the same UID an empty list means that there are no pods
         list(&mut node, vec![]);
         assert!(!node.runs("own"));
     }
@@ -1797,7 +1826,7 @@ mod tests {
             broken,
         ];
         for bad in unreadable {
-            // a list without the broken one would end it
+            // a list without the broken pod would end it
             list(&mut node, vec![pod("one", "edge"), bad.clone(), pod("broken", "edge"), pod("two", "edge")]);
             assert!(["one", "two", "broken"].into_iter().all(|name| node.runs(name)), "{bad}");
         }
@@ -1838,7 +1867,7 @@ mod tests {
             assert!(node.runs("old") && node.runs("other"));
         }
         assert_eq!((patches(&node, "old"), told_of_parts(&node)), (told, 1), "its status is known");
-        // also after a start of the agent, which knows no status then
+        // also after a start of the agent, which then knows no status
         node.start();
         node.tell(PodEvent::PodSeen(part("old", "Running")));
         node.wait(2);
@@ -1869,7 +1898,7 @@ mod tests {
         assert!(why.contains("namespace default have more than its share"), "{why}");
         list(&mut node, vec![part("new", "Failed"), pod("small", "edge")]);
         assert_eq!((patches(&node, "new"), told_of_parts(&node)), (1, 1));
-        // it is deleted: nothing is left to end
+        // it is deleted, and has no containers to end
         let mut deleted = part("new", "Failed");
         deleted["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         node.tell(PodEvent::PodSeen(deleted));

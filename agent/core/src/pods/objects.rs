@@ -1,10 +1,12 @@
-//! The ConfigMaps and Secrets that pods of one Node refer to: which are needed, what is known of them, which copies lie on disk.
-//! Another Node's API server may have others of the same names, so each Node UID has its own.
+//! The ConfigMaps and Secrets that pods of one Node refer to: which are needed, their known content, and
+//! their copies on disk. Another Node's API server may have different objects of the same names, so each Node
+//! UID has its own set.
 //!
-//! Always holds: a copy is read once and kept until no pod refers to it; an answer that did not come changes nothing; a copy on
-//! disk is rewritten only if its data changed; a Secret annotated `kedge.dev/offline: never` is never written, and a copy from
-//! before the annotation is removed. That an object never was there is written, too: a pod that runs without it starts without it where
-//! there is nobody to ask. Leaves to others: what a pod does with the data (`environment`, `volumes`).
+//! Always holds: an object is read once and kept until no pod refers to it; a missing answer changes nothing;
+//! a copy on disk is rewritten only if its data changed; a Secret annotated `kedge.dev/offline: never` is
+//! never written, and a copy from before the annotation is removed. That an object does not exist is written
+//! too: a pod that runs without the object can then start without it while the server is unreachable. Leaves
+//! to others: the use of the data (`environment`, `volumes`).
 
 use crate::answer::{Level, Now};
 use crate::config::digest::Digest;
@@ -20,30 +22,33 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// On a Secret: its data is kept in memory only, and pods that need it wait for the API server after a reboot.
+/// On a Secret: its data stays in memory only, and pods that need it wait for the API server after a reboot.
 const OFFLINE_ANNOTATION: &str = "kedge.dev/offline";
 /// A copy older than this is read again when a container starts: the lifetime of kubelet's cache.
 const FRESH: Duration = Duration::from_secs(60);
-/// The wait after the first read without an answer, doubled up to `LONGEST_WAIT`.
+/// The wait after the first read without an object, doubled up to `LONGEST_WAIT`.
 const FIRST_WAIT: Duration = Duration::from_secs(10);
-/// Long enough that 100 pods with missing objects cost a hub little, short enough for somebody who creates one.
+/// Long enough that 100 pods with missing objects cost a hub little, short enough for a person who creates
+/// the object.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// Most bytes of all objects: they are held in memory. Of one namespace half of what the others leave, as of pods.
+/// Most bytes of all objects, which are held in memory. One namespace may use half of the space that the
+/// others leave free, as with pods.
 const MOST_DATA_BYTES: usize = 32 << 20;
-/// An object for which there is no room, or that makes a pod's volumes too large, is read again so late: each time costs all its bytes.
+/// The wait before the next read of an object that has no room, or makes a pod's volumes too large: each read
+/// transfers all its bytes.
 pub(crate) const LARGE_WAIT: Duration = Duration::from_secs(600);
 
-/// Names of objects that are missing, kept on disk: a pod can name thousands, and each takes a block.
+/// Most absent objects that are recorded on disk: a pod can name thousands, and each takes a block.
 const MOST_MISSING: usize = 64;
 
 /// The data of an object, by key.
 pub(crate) type Data = SortedMap<String, Vec<u8>>;
 
-/// What is known of the objects of one API server.
+/// The known state of the objects of one API server.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Objects {
-    /// The Node that it bound the pods to.
+    /// The Node to which that server bound the pods.
     node_uid: String,
     known: SortedMap<ObjectName, Object>,
 }
@@ -51,17 +56,18 @@ pub(crate) struct Objects {
 #[derive(Debug, Clone, Default)]
 struct Object {
     data: Option<Data>,
-    /// The API server answered that the object does not exist, or does not show it: why.
+    /// Why the object is unavailable: the API server answered that it does not exist, or refused to show it.
     missing: Option<String>,
-    /// The API server said that it never changes.
+    /// The API server marked it as never changing.
     is_immutable: bool,
     is_reading: bool,
-    /// Reads of this name that were sent for pods of another Node and are not answered: their answers say nothing.
+    /// Unanswered reads of this name that were sent for pods of another Node: their answers do not count for
+    /// this one.
     foreign: u32,
     read_at: Option<Duration>,
     next_read: Duration,
     failures: u32,
-    /// What is written, or being written.
+    /// The digest of the copy that was written or is being written.
     saved: Option<Digest>,
     is_saving: bool,
 }
@@ -76,9 +82,9 @@ struct Record {
     #[serde(rename = "nodeUID")]
     node_uid: String,
     object: ObjectName,
-    /// Base64.
+    /// In base64.
     data: BTreeMap<String, String>,
-    /// The API server had no such object, and there is no data.
+    /// The API server had no such object, so this record has no data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     missing: bool,
 }
@@ -86,13 +92,13 @@ struct Record {
 const RECORD_VERSION: &str = "kedge.dev/v1";
 const RECORD_KIND: &str = "PodObject";
 
-/// A pod's need of an object.
+/// A pod's need of an object, not fulfilled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found<'a> {
     Data(&'a Data),
-    /// The object does not exist, or cannot be read: upstream's words.
+    /// The object does not exist or cannot be shown: upstream's text.
     Missing(String),
-    /// Not known yet.
+    /// Still unknown.
     Awaited,
 }
 
@@ -107,7 +113,7 @@ impl Objects {
         Self { node_uid: node_uid.to_owned(), ..Self::default() }
     }
 
-    /// Takes a copy that lies on disk.
+    /// Takes a copy that was on disk.
     pub(crate) fn take_copy(&mut self, digest: &str, content: &[u8]) -> Result<(), String> {
         let record: Record = kedge_api::read::from_slice(content).map_err(|error| error.to_string())?;
         if record.api_version != RECORD_VERSION
@@ -139,9 +145,9 @@ impl Objects {
         }
     }
 
-    /// Whether what is known of it would survive a power cut, or is not meant to, and no later state is about to be known, for one that
-    /// waits since then: what was read after that is enough, though others have it read again. A server that did not answer the last
-    /// time is not waited for.
+    /// Whether its state is on disk, or is not meant to be, and no newer state is about to arrive. For a pod
+    /// that has been waiting since `since`, a read that ended after that time is enough, even if another read
+    /// for other pods is under way. If the server did not answer the last read, this read is not waited for.
     pub(crate) fn is_settled(&self, name: &ObjectName, since: Duration) -> bool {
         self.known.get(name).is_none_or(|object| {
             let is_awaited = object.is_reading && object.failures == 0;
@@ -149,12 +155,13 @@ impl Objects {
         })
     }
 
-    /// Sees to it that the object is known, and read again if its copy is old; gives when to look again.
+    /// Reads the object if it is unknown or its copy is old.
     pub(crate) fn want(&mut self, now: Now, name: &ObjectName, actions: &mut Vec<PodAction>) {
         self.want_since(now, name, now.mono, actions);
     }
 
-    /// The same, for one that waits since then: a copy that was not old then is not read again.
+    /// The same for a pod that has been waiting since `since`: a copy that was not old then is not read
+    /// again.
     pub(crate) fn want_since(
         &mut self,
         now: Now,
@@ -172,7 +179,7 @@ impl Objects {
         }
     }
 
-    /// Reads one that is known, however old its copy is; not one that cannot change.
+    /// Reads a known object again, whatever the age of its copy, unless it never changes.
     pub(crate) fn read_again(&mut self, now: Now, name: &ObjectName, actions: &mut Vec<PodAction>) {
         let Some(object) = self.known.get_mut(name) else { return };
         if object.foreign == 0 && !object.is_reading && !object.is_immutable && now.mono >= object.next_read {
@@ -186,7 +193,7 @@ impl Objects {
         self.known.get(name).is_some_and(|object| object.data.is_none() && object.failures > 0)
     }
 
-    /// When it may be read again; None while it is being read.
+    /// When it may be read again; `None` while it is being read.
     pub(crate) fn next_read(&self, name: &ObjectName) -> Option<Duration> {
         let object = self.known.get(name).filter(|object| !object.is_reading && object.foreign == 0)?;
         let old_at = object
@@ -196,7 +203,7 @@ impl Objects {
         Some(object.next_read.max(old_at))
     }
 
-    /// Takes an answer; true if what is known changed.
+    /// Takes an answer; returns whether the known state changed.
     pub(crate) fn answered(
         &mut self,
         now: Now,
@@ -242,7 +249,7 @@ impl Objects {
                 }
                 Some(not_found(name))
             }
-            // what may not be read now was read before, and containers run with it
+            // an object that the server refuses now was readable before, and containers run with it
             ObjectRead::Refused(why) => object.data.is_none().then_some(why),
             ObjectRead::Failed(_) => None,
         };
@@ -254,7 +261,7 @@ impl Objects {
         is_news
     }
 
-    /// Whether there is room for data of so many bytes beside what is known of others.
+    /// Whether there is room for this many bytes of data beside the other objects.
     fn fits(&self, name: &ObjectName, bytes: usize) -> bool {
         let mut shares = Shares::within(usize::MAX, MOST_DATA_BYTES);
         for (other, object) in self.known.iter().filter(|(other, _)| *other != name) {
@@ -265,13 +272,14 @@ impl Objects {
         shares.fits(&name.namespace, bytes)
     }
 
-    /// Whether one more absence may be written.
+    /// Whether one more absent object may be recorded.
     fn has_room_for_a_missing_one(&self) -> bool {
         let is_written = |object: &&Object| object.data.is_none() && object.saved.is_some();
         self.known.values().filter(is_written).nth(MOST_MISSING - 1).is_none()
     }
 
-    /// Another API server is asked from now on: what is known stays, and reads under way become another's.
+    /// From now on another API server is used: the known state stays, and reads under way count as another
+    /// server's.
     pub(crate) fn give_up_reads(&mut self) -> Vec<(ObjectName, u32)> {
         let mut reads = vec![];
         for (name, object) in &mut self.known {
@@ -286,7 +294,8 @@ impl Objects {
         reads
     }
 
-    /// Takes over reads that are under way for another Node's pods: none of the same name is sent before they are answered.
+    /// Takes over reads that are under way for another Node's pods: no read of the same name is sent before
+    /// they are answered.
     pub(crate) fn await_foreign(&mut self, reads: Vec<(ObjectName, u32)>) {
         for (name, count) in reads {
             let object = self.known.entry(name).or_default();
@@ -294,20 +303,20 @@ impl Objects {
         }
     }
 
-    /// A copy is written, or was removed.
+    /// Writing or removing a copy has ended.
     pub(crate) fn saved(&mut self, digest: &str, done: &Result<(), String>) -> bool {
         let node_uid = &self.node_uid;
         let object = self.known.iter_mut().find(|(name, _)| file_of(node_uid, name) == digest);
         let Some((_, object)) = object else { return false };
         object.is_saving = false;
         if done.is_err() {
-            // what was last written is unknown: the next read writes again
+            // the content on disk is unknown, so the next read writes again
             object.saved = None;
         }
         true
     }
 
-    /// Forgets what no pod refers to.
+    /// Forgets objects that no pod refers to.
     pub(crate) fn keep_only(&mut self, needed: &SortedSet<ObjectName>, actions: &mut Vec<PodAction>) {
         let node_uid = &self.node_uid;
         self.known.retain(|name, object| {
@@ -319,14 +328,14 @@ impl Objects {
         });
     }
 
-    /// Objects kept, for the bounds that tests watch.
+    /// Number of kept objects, for tests that check bounds.
     pub(crate) fn len(&self) -> usize {
         self.known.len()
     }
 }
 
 impl Object {
-    /// Takes what the API server has; true if that is news.
+    /// Takes the API server's state; returns whether it is new.
     fn take(
         &mut self,
         node_uid: &str,
@@ -343,7 +352,7 @@ impl Object {
         is_news
     }
 
-    /// Has it written, or removed (None), unless that lies there.
+    /// Writes the copy, or removes it (`None`), unless the disk already has this content.
     fn save(
         &mut self,
         node_uid: &str,
@@ -382,7 +391,7 @@ fn too_large(name: &ObjectName, data: &Data) -> String {
     )
 }
 
-/// Upstream's words.
+/// Upstream's text.
 fn not_found(name: &ObjectName) -> String {
     match name.kind {
         ObjectKind::ConfigMap => format!("configmap {:?} not found", name.name),
@@ -407,7 +416,7 @@ pub(crate) fn file_of(node_uid: &str, name: &ObjectName) -> String {
     Digest::of(format!("{node_uid}/{kind}/{}/{}", name.namespace, name.name).as_bytes()).to_string()
 }
 
-/// None: there is no such object.
+/// `None` as data if the object does not exist.
 fn record_of(node_uid: &str, name: &ObjectName, data: Option<&Data>) -> Vec<u8> {
     let record = Record {
         api_version: RECORD_VERSION.into(),
@@ -420,7 +429,7 @@ fn record_of(node_uid: &str, name: &ObjectName, data: Option<&Data>) -> Vec<u8> 
     serde_json::to_vec(&record).expect("a map of texts is JSON")
 }
 
-/// Texts of a ConfigMap, and base64 of both kinds; a value that is not base64 is left out.
+/// Texts of a ConfigMap, and base64 values of both kinds; an invalid base64 value is left out.
 fn data_of(kind: ObjectKind, object: &Value) -> Data {
     let entries = |field: &str| object[field].as_object().into_iter().flatten();
     let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.as_bytes().to_vec()));
@@ -434,12 +443,13 @@ fn data_of(kind: ObjectKind, object: &Value) -> Data {
     }
 }
 
-/// The objects that a pod refers to. A static pod refers to none: it is refused if it tries.
+/// The objects that a pod refers to. A static pod refers to none: a static pod with such a reference is
+/// refused.
 pub(crate) fn needed_by(pod: &Pod) -> SortedSet<ObjectName> {
     let PodSpec { volumes, image_pull_secrets, .. } = &pod.spec;
     let mut needed = SortedSet::new();
     let mut add = |kind, name: &str| {
-        // an invalid name is reported missing without a request
+        // an object with an invalid name is reported missing without a request
         if kedge_api::names::subdomain_complaint(name).is_none() {
             needed.insert(ObjectName { kind, namespace: pod.namespace.clone(), name: name.to_owned() });
         }
@@ -481,7 +491,7 @@ mod tests {
     use kedge_api::Timestamp;
     use serde_json::json;
 
-    /// For what begins to wait after all reads.
+    /// For a pod that starts waiting after all reads.
     const LATER: Duration = Duration::MAX;
 
     fn at(secs: u64) -> Now {
@@ -618,14 +628,14 @@ mod tests {
         );
         assert!(large(2, &map("other", 0), 1 << 20, &mut objects, &mut actions), "it is news");
         assert!(matches!(objects.find(&map("other", 0)), Found::Data(_)));
-        // it is read again, but seldom
+        // it is read again, but rarely
         let read_again = |objects: &mut Objects, secs: u64| {
             let mut actions = vec![];
             objects.want(at(secs), &map("hog", 99), &mut actions);
             actions.len()
         };
         assert_eq!((read_again(&mut objects, 600), read_again(&mut objects, 601)), (0, 1));
-        // one that grows beyond it stays as it was, and one that goes leaves room
+        // an object that grows beyond the limit keeps its old content, and a removed one frees its room
         actions.clear();
         assert!(!large(3, &map("hog", 0), 2 << 20, &mut objects, &mut actions));
         assert!(matches!(objects.find(&map("hog", 0)), Found::Data(data) if data["key"].len() == 1 << 20));
@@ -633,7 +643,7 @@ mod tests {
             matches!(&actions[..], [PodAction::Log(Level::Warn, text)] if text.contains("pods keep the data that was read before")),
             "{actions:?}"
         );
-        // also then a Secret that may no longer lie on the disk is removed from it
+        // a Secret that may no longer be on disk is removed from it then too
         actions.clear();
         let private = json!({"metadata": {"annotations": {OFFLINE_ANNOTATION: "never"}}, "data": {"key": "x".repeat(2 << 20)}});
         objects.want(at(700), &map("hog", 0), &mut vec![]);

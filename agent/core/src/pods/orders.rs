@@ -1,4 +1,4 @@
-//! What a hook is ordered to do, and the key by which a run of a probe or a hook is known until it ends.
+//! The order to run a hook, and the key that identifies a run of a probe or a hook until it ends.
 
 use crate::pods::keys::ContainerKey;
 use crate::pods::probes::{Check, ProbeKey};
@@ -27,11 +27,11 @@ pub struct HookOrder {
     pub container: ContainerKey,
     pub kind: HookKind,
     pub act: HookAct,
-    /// From now on; what takes longer has failed.
+    /// Counted from now; a hook that takes longer has failed.
     pub timeout: Duration,
 }
 
-/// What a hook does.
+/// The action of a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HookAct {
     /// A program succeeds with code 0, a request with any answer.
@@ -39,17 +39,17 @@ pub enum HookAct {
     Sleep(Duration),
 }
 
-/// How far the hooks of a run are, as the next agent has to know.
+/// The progress of a run's hooks, as far as the next agent has to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum HookNote {
-    /// postStart is due, or under way; or it has failed, for which the container is to be stopped.
+    /// postStart is due or under way, or has failed, in which case the container has to be stopped.
     PostStart,
-    /// postStart has ended well.
+    /// postStart has succeeded.
     Started,
     /// preStop is under way.
     PreStop,
-    /// preStop has ended; the run is to end within this time of the machine's monotonic clock.
+    /// preStop has ended; the run has to end before this time of the machine's monotonic clock.
     PreStopped { until: Duration },
 }
 
@@ -61,7 +61,7 @@ pub enum RunKey {
 }
 
 impl RunKey {
-    /// Whose run it is.
+    /// The container of the run.
     #[must_use]
     pub fn container(&self) -> &ContainerKey {
         match self {

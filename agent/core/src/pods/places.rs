@@ -1,10 +1,11 @@
-//! Places for probes and hooks: how many run at once, whose turn is next, and which run makes room for others.
+//! Places for probes and hooks: how many run at once, which pod is next, and which run makes room for others.
 //!
-//! Always holds: of one pod only a few run at once; the next place is that of the pod that has the fewest, and of those the one that has
-//! waited longest. While others wait, what has run longer than its share makes room: it is stopped, that says nothing, and it begins
-//! again in its turn. Such runs have half of the places at most, so what ends quickly waits for a share at the longest, and what takes
-//! long still comes to an end. While nobody waits nothing is stopped. Leaves to others: running and stopping (the crate `kedge`), what
-//! an end means (`probes`, `hooks`).
+//! Always holds: only a few runs of one pod are under way at once; the next place goes to the pod with the
+//! fewest places, and among equals to the one that has waited longest. While others wait, a run that has
+//! exceeded its share of time makes room: it is stopped, this does not count as a result, and the run starts
+//! again in its turn. Such long runs have at most half of the places, so a short run waits for one share at
+//! most, and a long run still gets to its end. While no run waits, no run is stopped. Leaves to others:
+//! running and stopping (the crate `kedge`), the meaning of a run's end (`probes`, `hooks`).
 
 use crate::pods::event::PodAction;
 use crate::pods::keys::PodUid;
@@ -15,27 +16,28 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How many shares a run has that was stopped before: what needs more than one comes to its end, too.
+/// How many shares a run gets after it was stopped once, so that a run which needs more than one share gets
+/// to its end too.
 const LONG_SHARES: u32 = 4;
-/// How long a run that is stopped is expected to hold its place: its program is killed, and crun has 2 s to take it out of the process
-/// table. What takes longer may never end, and another makes room.
+/// How long a stopped run is expected to keep its place: its program is killed, and crun has 2 s to take it
+/// out of the process table. A run that takes longer may never end, so another one makes room.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
-/// What may run at once is counted by what a run costs.
+/// How many run at once is limited separately for each sort of cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lane {
-    /// A program in a container: a thread, and crun with 3 MB beside it.
+    /// A program in a container: it costs a thread, and crun with 3 MB.
     Program,
     /// A connection.
     Network,
-    /// A program or a connection after a start or before a stop, which takes longer than a probe.
+    /// A program or a connection after a start or before a stop, which may take longer than a probe.
     Hook,
 }
 
 impl Lane {
     const ALL: [Self; 3] = [Self::Program, Self::Network, Self::Hook];
 
-    /// At once, of all pods and of one.
+    /// Most at once, of all pods and of one.
     fn limits(self) -> (usize, usize) {
         match self {
             Self::Program => (16, 4),
@@ -44,12 +46,12 @@ impl Lane {
         }
     }
 
-    /// The places that long runs may have while others wait.
+    /// The places that long runs may use while others wait.
     fn long(self) -> usize {
         self.limits().0 / 2
     }
 
-    /// What has run longer makes room for others.
+    /// A run that has taken longer than this makes room for others.
     fn share(self) -> Duration {
         match self {
             Self::Program | Self::Network => Duration::from_secs(10),
@@ -58,11 +60,11 @@ impl Lane {
     }
 }
 
-/// What takes a place.
+/// An order that takes a place.
 #[derive(Debug, Clone)]
 enum Order {
     Probe(Box<ProbeOrder>),
-    /// With the end of its time, which began with the order.
+    /// With the end of its time, which started with the order.
     Hook(Box<HookOrder>, Duration),
 }
 
@@ -93,22 +95,22 @@ impl Order {
     }
 }
 
-/// What has a place.
+/// A run that has a place.
 #[derive(Debug, Clone)]
 struct Run {
     order: Order,
     pod: PodUid,
     begun: Duration,
     was_stopped: bool,
-    /// Since when it is being stopped.
+    /// Since when its stop is under way.
     stopping: Option<Duration>,
 }
 
-/// What waits for one.
+/// An order that waits for a place.
 #[derive(Debug, Clone)]
 struct Waiting {
     order: Order,
-    /// The order in which they came.
+    /// Its number in the order of arrival.
     number: u64,
 }
 
@@ -116,7 +118,7 @@ struct Waiting {
 #[derive(Debug, Clone, Default)]
 struct LanePlaces {
     runs: Vec<Run>,
-    /// By pod: what has not run, and what was stopped.
+    /// By pod: orders that have not run, and orders whose run was stopped.
     fresh: SortedMap<PodUid, VecDeque<Waiting>>,
     stopped: SortedMap<PodUid, VecDeque<Waiting>>,
 }
@@ -126,26 +128,26 @@ struct LanePlaces {
 pub(crate) struct Places {
     /// In the order of `Lane::ALL`.
     lanes: [LanePlaces; 3],
-    /// Of the last one that came.
+    /// Number of the last order that arrived.
     number: u64,
-    /// When a run will have had its share that others wait for, or the time of a hook that waits is over.
+    /// When a run will have used up a share that others wait for, or the time of a waiting hook is over.
     wake: Option<Duration>,
 }
 
-/// What may begin, and what becomes of the rest.
+/// The result of giving places.
 pub(crate) struct Given {
-    /// Runs that begin or are stopped, in this order.
+    /// Starts and stops of runs, in this order.
     pub(crate) actions: Vec<PodAction>,
-    /// Hooks whose time was over before there was a place.
+    /// Hooks whose time was over before they got a place.
     pub(crate) expired: Vec<RunKey>,
 }
 
 impl Places {
-    /// Takes an order that needs a place; gives back another action, or an order that needs none.
+    /// Takes an order that needs a place; returns any other action, or an order that needs none.
     pub(crate) fn want(&mut self, now: Duration, action: PodAction) -> Option<PodAction> {
         let order = match action {
             PodAction::RunProbe(order) => Order::Probe(order),
-            // it only waits
+            // a sleep only waits
             PodAction::RunHook(order) if !matches!(order.act, HookAct::Sleep(_)) => {
                 let until = now.saturating_add(order.timeout);
                 Order::Hook(order, until)
@@ -184,12 +186,12 @@ impl Places {
         })
     }
 
-    /// When places are to be given again, if nothing happens before.
+    /// When places have to be given again if no event comes before.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         self.wake
     }
 
-    /// How much is kept.
+    /// The number of kept entries.
     pub(crate) fn len(&self) -> usize {
         let of_lane = |lane: &LanePlaces| {
             let waiting = lane.fresh.values().chain(lane.stopped.values());
@@ -198,7 +200,8 @@ impl Places {
         self.lanes.iter().map(of_lane).sum()
     }
 
-    /// Gives places to those whose turn it is. `may_probe`: pods are not held; `is_wanted`: somebody still waits for it.
+    /// Gives places to the orders whose turn it is. `may_probe` is false while pods are held; `is_wanted`
+    /// says whether the result is still needed.
     pub(crate) fn give(
         &mut self,
         now: Duration,
@@ -226,7 +229,7 @@ impl LanePlaces {
         !self.fresh.is_empty() || !self.stopped.is_empty()
     }
 
-    /// Forgets what would be next and is wanted no longer, or too late.
+    /// Forgets orders at the front that are no longer wanted, or whose time is over.
     fn forget(&mut self, now: Duration, is_wanted: &dyn Fn(&RunKey) -> bool, expired: &mut Vec<RunKey>) {
         for queues in [&mut self.fresh, &mut self.stopped] {
             queues.retain(|_, queue| {
@@ -244,12 +247,13 @@ impl LanePlaces {
         }
     }
 
-    /// The runs of a pod that go on.
+    /// A pod's runs that are not being stopped.
     fn runs_of(&self, pod: &PodUid) -> usize {
         self.runs.iter().filter(|run| run.pod == *pod && run.stopping.is_none()).count()
     }
 
-    /// Whether a pod may have another one. What it was stopped at counts: it would begin again and again.
+    /// Whether a pod may have another run. Its stopped orders count too, because otherwise it would start new
+    /// runs over and over.
     fn has_room_for(&self, lane: Lane, pod: &PodUid) -> bool {
         let own = self.runs.iter().filter(|run| run.pod == *pod).count();
         own.saturating_add(self.stopped.get(pod).map_or(0, VecDeque::len)) < lane.limits().1
@@ -263,7 +267,7 @@ impl LanePlaces {
         self.runs.iter().filter(|run| Self::is_long(lane, now, run)).count()
     }
 
-    /// Those whose turn comes, the first one first: their pods, and whether what they wait for was stopped.
+    /// The orders in their turn, the first one first: their pods, and whether the run was stopped before.
     fn in_turn(&self, lane: Lane, of_fresh: bool, of_stopped: bool) -> Vec<(PodUid, bool)> {
         let fresh = self.fresh.iter().filter(|(pod, _)| of_fresh && self.has_room_for(lane, pod));
         let stopped = self.stopped.iter().filter(|_| of_stopped);
@@ -277,7 +281,7 @@ impl LanePlaces {
         turns.into_iter().map(|(_, pod, was_stopped)| (pod, was_stopped)).collect()
     }
 
-    /// Fills the places that are free.
+    /// Fills the free places.
     fn begin(&mut self, lane: Lane, now: Duration, is_wanted: &dyn Fn(&RunKey) -> bool, given: &mut Given) {
         loop {
             self.forget(now, is_wanted, &mut given.expired);
@@ -297,14 +301,14 @@ impl LanePlaces {
         }
     }
 
-    /// Stops runs that have had their share, as many as are waited for.
+    /// Stops runs that have used up their share, as many as others wait for.
     fn make_room(&mut self, lane: Lane, now: Duration, actions: &mut Vec<PodAction>) {
         let is_full = self.runs.len() >= lane.limits().0;
         let is_coming = |run: &&Run| run.stopping.is_some_and(|since| now < since.saturating_add(STOP_LIMIT));
         let coming = self.runs.iter().filter(is_coming).count();
         for (pod, was_stopped) in self.in_turn(lane, is_full, true).into_iter().skip(coming) {
             if !was_stopped && self.long_runs(lane, now) <= lane.long() {
-                // those that end soon, or become long, are enough
+                // the short runs will soon end or become long, so places will come without a stop
                 continue;
             }
             let own = self.runs_of(&pod);
@@ -316,7 +320,7 @@ impl LanePlaces {
             let all = self.runs.iter().enumerate().filter(|(_, run)| has_had_its_share(run));
             let first = all.max_by_key(|(_, run)| (self.runs_of(&run.pod), Reverse(run.begun)));
             let Some((at, has)) = first.map(|(at, run)| (at, self.runs_of(&run.pod))) else { continue };
-            // a pod that has a place takes none from one that would then have fewer
+            // a pod that has a place takes no place from a pod that would then have fewer
             if own == 0 || own.saturating_add(1) < has {
                 let run = &mut self.runs[at];
                 run.stopping = Some(now);
@@ -355,13 +359,13 @@ mod tests {
 
     const HANGS: u64 = u64::MAX;
 
-    /// Places, and a machine on which every run takes the time that its pod's name says.
+    /// Places, and a machine on which every run takes the time that is in its pod's name.
     struct Machine {
         places: Places,
         secs: u64,
-        /// With the second in which each has begun.
+        /// With the second in which each started.
         going: Vec<(RunKey, u64)>,
-        /// Programs that cannot be killed.
+        /// Programs cannot be killed.
         is_deaf: bool,
         /// The pods whose runs have ended, with the second.
         ended: Vec<(String, u64)>,
@@ -380,7 +384,7 @@ mod tests {
             self.give();
         }
 
-        /// Probes of one pod, whose name ends with the seconds that each takes.
+        /// Wants probes of one pod; the pod's name ends with the seconds that each takes.
         fn probe(&mut self, pod: &str, count: usize) {
             (0..count).for_each(|number| self.want(probe(pod, number)));
         }
@@ -430,7 +434,7 @@ mod tests {
             self.going.iter().filter(|(run, _)| run.container().pod.as_str() == pod).count()
         }
 
-        /// How many of a pod have ended, and when the first did.
+        /// How many runs of a pod have ended, and when the first did.
         fn ended_of(&self, pod: &str) -> (usize, Option<u64>) {
             let mut ends = self.ended.iter().filter(|(of, _)| of == pod).map(|(_, at)| *at);
             let first = ends.next();
@@ -508,7 +512,7 @@ mod tests {
             machine.probe("quick-1", 1);
             machine.pass(most);
             assert_eq!(machine.ended_of("quick-1").0, 1, "{pods} pods of {of_each}");
-            // from then on there is always a place
+            // from then on a place is always free
             for _ in 0..100 {
                 machine.probe("quick-1", 1);
                 machine.pass(1);
@@ -538,7 +542,7 @@ mod tests {
         let mut machine = Machine::new();
         (0..40).for_each(|pod| machine.probe(&format!("{pod}-hung"), 1));
         machine.probe("slow-39", 1);
-        // and others come all the time
+        // and other orders arrive all the time
         for pod in 40..140 {
             machine.probe(&format!("{pod}-hung"), 1);
             machine.probe("quick-1", 1);
@@ -597,7 +601,7 @@ mod tests {
             (given.actions.len(), given.expired),
             (0, vec![RunKey::Hook(container("e", 0), HookKind::PreStop)])
         );
-        // one that began late has the time that is left
+        // a hook that starts late has the remaining time
         assert!(places.want(at(40), hook("e", 0, program(), at(30))).is_none());
         places.give(at(40), true, &|_| true);
         places.ended(&RunKey::Hook(container("a", 0), HookKind::PreStop));
@@ -639,8 +643,8 @@ mod tests {
         assert_eq!(places.give(Duration::ZERO, true, &|_| true).actions.len(), 1);
     }
 
-    /// Answers the programs of the pod `quick`, and stops; others hang. `answered`: so many actions were seen. The seconds in which
-    /// `quick` was probed.
+    /// Answers the programs of the pod `quick`, and stops; other programs hang. `answered` is the number of
+    /// actions that were already handled. Returns the seconds in which `quick` was probed.
     fn pass(node: &mut Node, secs: u64, answered: &mut usize) -> Vec<u64> {
         let mut probed = vec![];
         for _ in 0..secs {

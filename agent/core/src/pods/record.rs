@@ -1,8 +1,8 @@
-//! The record of a desired pod on disk: what goes on while the API server cannot be reached.
+//! The record of a desired pod on disk, from which the pod keeps running while the API server is unreachable.
 //!
-//! Always holds: a record is rewritten only if what the node has to do changed (spec, the end that was asked for, a verdict, a
-//! result), never for metadata or status; a record of a newer agent, or one that cannot be read, is unknown and not empty.
-//! Leaves to others: when it is written (`life`).
+//! Always holds: a record is rewritten only if the node's task changed (spec, a requested end, a verdict, a
+//! result), never for metadata or status; an unreadable record, or one of a newer agent, counts as unknown
+//! and not as empty. Leaves to others: when it is written (`life`).
 
 use crate::config::digest::Digest;
 use crate::pods::admission::Rejection;
@@ -23,23 +23,23 @@ const KIND: &str = "DesiredPod";
 pub(crate) struct Record {
     api_version: String,
     kind: String,
-    /// The Node that it is bound to. Empty: a static pod, of which only the results count.
+    /// The Node that it is bound to. Empty for a static pod, of whose record only the results count.
     #[serde(rename = "nodeUID")]
     pub(crate) node_uid: String,
-    /// Metadata as it was when this was written, and spec.
+    /// The metadata at the time of writing, and the spec.
     pub(crate) pod: Value,
-    /// Its end was asked for, with this many seconds of grace.
+    /// Its end was requested, with this many seconds of grace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ended: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rejected: Option<Rejection>,
-    /// How containers ended that are not started again.
+    /// The exits of containers that are not started again.
     #[serde(default, skip_serializing_if = "SortedMap::is_empty")]
     pub(crate) results: SortedMap<String, Exit>,
-    /// The node ended it, and its object stays.
+    /// Set if the node ended it while its object stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failed: Option<Failed>,
-    /// Of a pod with a deadline: since when it counts.
+    /// For a pod with a deadline: since when it counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) active_since: Option<Timestamp>,
 }
@@ -93,10 +93,11 @@ impl Record {
         serde_json::to_vec(self).expect("a tree of JSON values is JSON")
     }
 
-    /// What a rewrite is worth.
+    /// A digest of the parts whose change is worth a rewrite.
     pub(crate) fn meaning(&self) -> Digest {
         let mut parts = json!([self.node_uid, self.pod["spec"], self.ended, self.rejected, self.results]);
-        // what most pods do not have is no reason to write all records anew after an update of the agent
+        // fields that most pods lack must not change the digest, or an update of the agent would rewrite all
+        // records
         if let (Some(list), true) =
             (parts.as_array_mut(), self.failed.is_some() || self.active_since.is_some())
         {

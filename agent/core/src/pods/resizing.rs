@@ -1,12 +1,14 @@
-//! Resources that an API server changed in the spec of a pod that this node has admitted (`pods/resize`), which this node does not do.
+//! Keeps a pod's resources if the API server changes them in the spec of an admitted pod (`pods/resize`),
+//! because this node does not resize pods.
 //!
-//! Always holds: a pod keeps the resources that it was admitted with until it ends, in each run, in its record, across starts of the
-//! agent and of the machine, and in what it takes of the node. Leaves to others: what a status says of that (`status`), and when.
+//! Always holds: a pod keeps the resources that it was admitted with until it ends: in each run, in its
+//! record, across starts of the agent and of the machine, and in its share of the node. Leaves to others: how
+//! a status shows this (`status`), and when.
 
 use crate::pods::spec::{Pod, ResourceRequirements, quantity};
 use serde_json::{Map, Value};
 
-/// Upstream's condition, and its reason for what is never done.
+/// Upstream's condition, and its reason for a resize that will never be done.
 pub(crate) const CONDITION: &str = "PodResizePending";
 pub(crate) const REASON: &str = "Infeasible";
 pub(crate) const WHY: &str = "in-place resize is not served by this node: its containers go on with the resources they were \
@@ -17,7 +19,8 @@ pub(crate) const EVENT: &str = "ResizeInfeasible";
 /// Where a spec has containers, by their key.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// Gives a later state of a pod the resources of the state that was admitted. True: it asks for others.
+/// Replaces the resources in a later state of a pod by those that it was admitted with. Returns whether the
+/// later state has other resources.
 pub(crate) fn keep_admitted(later: &mut Pod, admitted: &Pod) -> bool {
     let mut asks = keep(&mut later.raw_spec, &admitted.raw_spec);
     for list in LISTS {
@@ -38,7 +41,7 @@ pub(crate) fn keep_admitted(later: &mut Pod, admitted: &Pod) -> bool {
     asks
 }
 
-/// The same of what has `resources`: a container, or a pod as a whole.
+/// The same for an object with `resources`: a container, or a pod as a whole.
 fn keep(later: &mut Value, admitted: &Value) -> bool {
     let (Some(later), known) = (later.as_object_mut(), &admitted["resources"]) else { return false };
     let asked = later.get("resources").unwrap_or(&Value::Null);
@@ -53,7 +56,7 @@ fn keep(later: &mut Value, admitted: &Value) -> bool {
     is_other
 }
 
-/// Whatever way they are written, in thousandths.
+/// The amounts in thousandths, so that they compare equal however they are written.
 fn amounts(resources: &Value) -> Vec<(&str, &str, Option<i64>)> {
     let list = |which: &'static str| {
         let entries = resources[which].as_object().into_iter().flatten();
@@ -64,7 +67,8 @@ fn amounts(resources: &Value) -> Vec<(&str, &str, Option<i64>)> {
     list("requests").chain(list("limits")).collect()
 }
 
-/// What a container's status shows while others are asked for: schedulers go by that then.
+/// The resources that a container's status shows while a resize is requested, because schedulers use these
+/// values then.
 pub(crate) fn shown(resources: &ResourceRequirements) -> Map<String, Value> {
     let mut shown = Map::new();
     let list = |amounts: &std::collections::BTreeMap<String, Value>| {
@@ -111,7 +115,7 @@ mod tests {
             this
         }
 
-        /// The API server takes a resize.
+        /// The API server accepts a resize.
         fn ask(&mut self, resources: (&str, &str)) {
             self.generation += 1;
             let mut object = object(resources, self.generation);
@@ -125,7 +129,7 @@ mod tests {
             self.node.condition("p", super::CONDITION)
         }
 
-        /// What each container that was created since has.
+        /// The limits of each container that was created since.
         fn created(&self) -> Vec<(Option<u64>, Option<u64>)> {
             let order = |action: &PodAction| match action {
                 PodAction::CreateContainer(order) => Some(order.resources),
@@ -167,7 +171,7 @@ mod tests {
         let container = &this.node.status("p")["containerStatuses"][0];
         assert!(container.get("resources").is_none() && container.get("allocatedResources").is_none());
         assert!(this.node.runs("p") && this.created().is_empty());
-        // and may be asked for anew
+        // and a resize may be requested again
         this.ask(("2", "64Mi"));
         assert_eq!(this.pending()["observedGeneration"], 4);
     }

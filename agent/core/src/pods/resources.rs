@@ -1,7 +1,8 @@
 //! Requests and limits: a container's, a pod's, and the class of service that follows from them.
 //!
-//! Always holds: what upstream computes (`ComputePodQOS`, pod requests with sidecars and init containers) is computed here to the
-//! milli-CPU and byte. Leaves to others: cgroup values (the runtime), capacity (`admission`).
+//! Always holds: upstream's computations (`ComputePodQOS`, pod requests with sidecars and init containers)
+//! are reproduced here to the milli-CPU and byte. Leaves to others: cgroup values (the runtime), capacity
+//! (`admission`).
 
 use crate::node::facts::DEVICE;
 use crate::pods::event::{QosClass, Resources};
@@ -10,7 +11,7 @@ use crate::sorted::{SortedMap, SortedSet};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The devices that a container asks for, and how many of each; none it asks 0 of.
+/// The devices that a container requests, and how many of each; a request for 0 is left out.
 pub(crate) fn devices_of(container: &Container) -> SortedMap<&str, u64> {
     let asked = container.resources.limits.iter().filter_map(|(resource, amount)| {
         Some((resource.strip_prefix(DEVICE)?, quantity(amount)?.units().unsigned_abs()))
@@ -18,17 +19,18 @@ pub(crate) fn devices_of(container: &Container) -> SortedMap<&str, u64> {
     asked.filter(|(_, amount)| *amount > 0).collect()
 }
 
-/// The names of all devices that a pod asks for.
+/// The names of all devices that a pod requests.
 pub(crate) fn device_names(spec: &PodSpec) -> SortedSet<&str> {
     spec.all_containers().flat_map(|container| devices_of(container).into_keys()).collect()
 }
 
-/// How many of a device a pod takes: as of any resource.
+/// How many of a device a pod uses, computed as for other resources.
 pub(crate) fn device_count(spec: &PodSpec, name: &str) -> u64 {
     total(spec, |container| devices_of(container).get(name).copied()).unwrap_or(0)
 }
 
-/// As upstream for resources beyond its own: a whole number, and no request that differs from the limit.
+/// As upstream for extended resources: the amount has to be a whole number, and the request equal to the
+/// limit.
 fn device_complaint(container: &Container) -> Option<String> {
     let resources = &container.resources;
     let named = resources.requests.keys().chain(resources.limits.keys());
@@ -43,7 +45,7 @@ fn device_complaint(container: &Container) -> Option<String> {
     })
 }
 
-/// The first quantity of a spec that is none, by its path.
+/// The first invalid quantity of a spec, with its path.
 pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
     spec.all_containers().find_map(|container| {
         let both = [("requests", &container.resources.requests), ("limits", &container.resources.limits)];
@@ -58,7 +60,7 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
     })
 }
 
-/// What eviction compares with requests.
+/// A resource whose usage eviction compares with requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Resource {
     Memory,
@@ -75,12 +77,12 @@ impl Resource {
     }
 }
 
-/// What a pod requests of it.
+/// The amount of it that a pod requests.
 pub(crate) fn requested(spec: &PodSpec, resource: Resource) -> Option<u64> {
     total(spec, |container| resource.requested_by(container))
 }
 
-/// What all containers of a pod may have on the disk together; None: at least as much as they like.
+/// Limit for the disk usage of all containers of a pod together; `None` if at least one has no limit.
 pub(crate) fn storage_limit_of_pod(spec: &PodSpec) -> Option<u64> {
     total(spec, storage_limit)
 }
@@ -94,7 +96,7 @@ fn storage(list: &BTreeMap<String, Value>) -> Option<u64> {
     Some(quantity(list.get("ephemeral-storage")?)?.units().unsigned_abs())
 }
 
-/// The first resource that nobody limits or sets aside here.
+/// The first resource that this node neither limits nor reserves.
 pub(crate) fn refusal(spec: &PodSpec) -> Option<String> {
     let served = |resource: &str| {
         matches!(resource, "cpu" | "memory" | "ephemeral-storage") || resource.starts_with(DEVICE)
@@ -110,7 +112,7 @@ pub(crate) fn refusal(spec: &PodSpec) -> Option<String> {
     })
 }
 
-/// A container's, with requests that default to its limits.
+/// The resources of a container; its requests default to its limits.
 pub(crate) fn of_container(container: &Container) -> Resources {
     let cpu = |list: &BTreeMap<String, Value>| Some(quantity(list.get("cpu")?)?.milli_units().unsigned_abs());
     let memory = |list: &BTreeMap<String, Value>| Some(quantity(list.get("memory")?)?.units().unsigned_abs());
@@ -123,8 +125,8 @@ pub(crate) fn of_container(container: &Container) -> Resources {
     }
 }
 
-/// A pod's: the sum of what runs together, or the largest stage of its start. A limit holds for the pod only if each of its
-/// containers has one.
+/// The resources of a pod: the sum over the containers that run together, or the largest stage of its start.
+/// A limit holds for the pod only if each of its containers has one.
 pub(crate) fn of_pod(spec: &PodSpec) -> Resources {
     let value = |pick: fn(&Resources) -> Option<u64>| total(spec, |container| pick(&of_container(container)));
     let limit = |pick: fn(&Resources) -> Option<u64>| {
@@ -158,7 +160,7 @@ fn total(spec: &PodSpec, pick: impl Fn(&Container) -> Option<u64>) -> Option<u64
     is_given.then(|| running.max(largest_stage))
 }
 
-/// What a pod takes of the node.
+/// The amounts that a pod uses of the node.
 pub(crate) struct Total {
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,
@@ -176,7 +178,8 @@ impl Total {
     }
 }
 
-/// Upstream's rule: Guaranteed if each container limits CPU and memory to what it requests, BestEffort if none asks for either.
+/// Upstream's rule: Guaranteed if the limits of CPU and memory equal the requests in each container,
+/// BestEffort if no container has either.
 pub(crate) fn qos_class(spec: &PodSpec) -> QosClass {
     let each = || spec.all_containers().map(of_container);
     let is_set = |value: Option<u64>| value.is_some_and(|value| value > 0);

@@ -1,8 +1,10 @@
-//! `securityContext` of a pod and its containers, put together: as whom a container runs, with which groups and rights.
+//! Merges the `securityContext` of a pod and its containers: the user a container runs as, its groups and its
+//! permissions.
 //!
-//! Always holds: what the container says counts before what the pod says, field by field, as upstream; a capability that Linux does not
-//! have is refused before anything runs. Leaves to others: users of the image (`workloads::users`), what the kernel is told
-//! (`workloads::spec`), which fields are served (`table`).
+//! Always holds: a container's field takes precedence over the pod's, field by field, as upstream; a
+//! capability that Linux does not have is refused before any container runs. Leaves to others: users of the
+//! image (`workloads::users`), the settings for the kernel (`workloads::spec`), which fields are served
+//! (`table`).
 
 use crate::pods::event::{NodeFacts, Seccomp, Security};
 use crate::pods::resources;
@@ -13,9 +15,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Highest ID of a user or group: upstream's.
 const MAX_ID: u32 = 0x7fff_ffff;
-/// Most supplemental groups of a pod: the kernel takes 65536, and each container's configuration has them.
+/// Most supplemental groups of a pod: the kernel allows 65536, but each container's configuration has to list
+/// them.
 const MOST_GROUPS: usize = 1024;
-/// Those of Linux 5.9 and later, without `CAP_`.
+/// The capabilities of Linux 5.9 and later, without `CAP_`.
 pub(crate) const CAPABILITIES: [&str; 41] = [
     "AUDIT_CONTROL",
     "AUDIT_READ",
@@ -59,7 +62,7 @@ pub(crate) const CAPABILITIES: [&str; 41] = [
     "SYS_TTY_CONFIG",
     "WAKE_ALARM",
 ];
-/// What containerd leaves to a container that says nothing.
+/// The capabilities that containerd gives to a container without settings of its own.
 const USUAL: [&str; 14] = [
     "AUDIT_WRITE",
     "CHOWN",
@@ -80,20 +83,20 @@ const ALL: &str = "ALL";
 const RUNTIME_DEFAULT: &str = "RuntimeDefault";
 const LOCALHOST: &str = "Localhost";
 const UNCONFINED: &str = "Unconfined";
-/// What AppArmor's `RuntimeDefault` is, where it is loaded.
+/// The profile used for AppArmor's `RuntimeDefault`, if it is loaded.
 pub(crate) const APPARMOR_DEFAULT: &str = "kedge-default";
-/// Most sysctls of a pod: upstream knows thirty of namespaces.
+/// Most sysctls of a pod: upstream knows thirty that are namespaced.
 const MOST_SYSCTLS: usize = 64;
 /// Longest name of a sysctl: upstream's. A value is a line of numbers or words.
 const SYSCTL_BYTES: usize = 253;
 /// Longest name of a profile: the kernel's for AppArmor, a path's for a file.
 const PROFILE_NAME_BYTES: usize = 4095;
-/// Namespaces that a sysctl may belong to: as upstream writes them, and how the names begin.
+/// Namespaces that a sysctl may belong to: upstream's names of them, and the prefixes of the sysctls' names.
 const NET: &str = "Net";
 const IPC: &str = "IPC";
 const NAMESPACED: [(&str, &str); 5] =
     [("net.", NET), ("fs.mqueue.", IPC), ("kernel.msg", IPC), ("kernel.sem", IPC), ("kernel.shm", IPC)];
-/// Those that reach no further than the pod, whatever it writes: upstream's list.
+/// Sysctls that affect no other pod, whatever their value: upstream's list.
 const SAFE_SYSCTLS: [&str; 12] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -109,7 +112,7 @@ const SAFE_SYSCTLS: [&str; 12] = [
     "net.ipv4.tcp_wmem",
 ];
 
-/// What is wrong with the contexts of this spec.
+/// The complaint about the security contexts of this spec.
 pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
     let PodSecurity { run_as_user, run_as_group, fs_group, supplemental_groups, .. } = &spec.security_context;
     let ids = run_as_user.iter().chain(run_as_group).chain(fs_group).chain(supplemental_groups);
@@ -131,6 +134,7 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
     spec.all_containers().find_map(|container| {
         let own = &container.security_context;
         let named = &own.capabilities;
+        // as upstream: with either of the two the field could have no effect
         if own.allow_privilege_escalation == Some(false) {
             let is_admin = named.add.iter().any(|name| matches!(plain(name), "SYS_ADMIN"));
             for what in [own.privileged.then_some("privileged"), is_admin.then_some("CAP_SYS_ADMIN")] {
@@ -184,7 +188,8 @@ fn is_sysctl_name(name: &str) -> bool {
     name.len() <= SYSCTL_BYTES && name.contains(['.', '/']) && name.split(['.', '/']).all(fits)
 }
 
-/// With dots, as upstream: where the first separator is a slash, dots belong to the name of an interface.
+/// The name with dots, as upstream: if the first separator is a slash, dots belong to the name of an
+/// interface.
 fn normal(name: &str) -> String {
     if !name.find(['.', '/']).is_some_and(|at| name[at..].starts_with('/')) {
         return name.to_owned();
@@ -224,7 +229,7 @@ fn profiles_complaint(spec: &PodSpec) -> Option<String> {
     })
 }
 
-/// Why the sysctls of a pod are not set here, in upstream's words.
+/// Why the sysctls of a pod are not set here, with upstream's text.
 pub(crate) fn forbidden_sysctl(spec: &PodSpec, allowed: &[String]) -> Option<String> {
     spec.security_context.sysctls.iter().find_map(|sysctl| {
         let name = normal(&sysctl.name);
@@ -245,7 +250,7 @@ pub(crate) fn forbidden_sysctl(spec: &PodSpec, allowed: &[String]) -> Option<Str
     })
 }
 
-/// Whether a container of the pod asks for a profile of AppArmor.
+/// Whether a container of the pod requests an AppArmor profile.
 pub(crate) fn needs_apparmor(spec: &PodSpec) -> bool {
     let whole = spec.security_context.app_armor_profile.as_ref();
     spec.all_containers().any(|container| {
@@ -254,13 +259,13 @@ pub(crate) fn needs_apparmor(spec: &PodSpec) -> bool {
     })
 }
 
-/// `CAP_` is not upstream's spelling, but is taken.
+/// Upstream writes no `CAP_` prefix, but it is accepted.
 fn plain(name: &str) -> &str {
     name.strip_prefix("CAP_").unwrap_or(name)
 }
 
-/// How a container runs on this node. A privileged one has no profile and all capabilities, whatever else is said, as by
-/// containerd.
+/// The security settings of a container on this node. A privileged container has no profile and all
+/// capabilities, whatever its other fields say, as with containerd.
 pub(crate) fn of(pod: &Pod, container: &Container, node: &NodeFacts) -> Security {
     let (whole, own) = (&pod.spec.security_context, &container.security_context);
     let seccomp = own.seccomp_profile.as_ref().or(whole.seccomp_profile.as_ref());
@@ -308,8 +313,8 @@ fn apparmor_of(profile: &Profile) -> Option<String> {
     }
 }
 
-/// In containerd's order: all or what is usual or nothing, then what is added, then what is dropped. Of adding all and dropping all the
-/// dropping counts.
+/// In containerd's order: first all, the usual ones or none, then the added ones, then the dropped ones. If
+/// all are both added and dropped, they are dropped.
 fn capabilities(own: &ContainerSecurity) -> Vec<String> {
     if own.privileged {
         return CAPABILITIES.iter().map(|name| format!("CAP_{name}")).collect();
@@ -423,7 +428,7 @@ mod tests {
             &["net.core.somax"],
             Some("\"net.core.somaxconn\" not allowlisted"),
         );
-        // of the machine, whatever the node's configuration says
+        // these affect the whole machine, so the node's configuration cannot allow them
         check("kernel.core_pattern", json!({}), &["*"], Some("\"kernel.core_pattern\" not allowlisted"));
         check("vm.swappiness", json!({}), &["vm.*"], Some("\"vm.swappiness\" not allowlisted"));
         let host = "\"net.ipv4.tcp_syncookies\" not allowed with host Net enabled";

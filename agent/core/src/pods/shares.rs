@@ -1,8 +1,10 @@
-//! How much of what the API server shows of a node's pods is taken: as much of each namespace as leaves as much for all others.
+//! How much of the pods that the API server shows is taken: each namespace may use only as much as it leaves
+//! free for all others.
 //!
-//! Always holds: whatever pods one namespace has, those of another are taken while there is room for them; of a pod that is not
-//! taken it still is known that it is there, that it is being deleted, and that it has ended, for nothing of that takes room.
-//! Leaves to others: what such a pod means (`Pods`), and in which order pods come.
+//! Always holds: whatever pods one namespace has, those of another are taken while there is room for them; of
+//! a pod that is not taken it is still known that it exists, whether it is being deleted, and whether it has
+//! ended, because these facts take almost no room. Leaves to others: the handling of such a pod (`Pods`), and
+//! the order in which pods come.
 
 use crate::outbox::json_bytes;
 use crate::sorted::SortedMap;
@@ -10,16 +12,18 @@ use serde_json::{Map, Value, json};
 
 use super::spec::MIRROR_ANNOTATION;
 
-/// Most pods that are taken; of one namespace half of what the others leave.
+/// Most pods that are taken; one namespace may use half of the room that the others leave.
 pub(crate) const MOST_TAKEN: usize = 1000;
-/// Most bytes of these together, as text: 250 pods of the largest size that etcd takes would be 375 MB, and real ones have 5 kB.
+/// Most bytes of these together, as text: 250 pods of the largest size that etcd accepts would be 375 MB, and
+/// real ones have 5 kB.
 pub(crate) const MOST_TAKEN_BYTES: usize = 16 << 20;
-/// Longest text that is taken of a pod that is not: names have 253 characters.
+/// Longest text that is taken of a pod that does not fit: names have 253 characters.
 const LONGEST_TEXT: usize = 512;
-/// Beside the fields of a pod, where no API server lets anybody write: this is a part of so many bytes.
+/// Key beside the fields of a pod, which no API server lets anyone write: marks a part of a pod, with the
+/// bytes of the whole.
 const PART: &str = "partOf";
 
-/// How many, and their bytes.
+/// A number of things, and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Amount {
     count: usize,
@@ -33,7 +37,7 @@ impl Amount {
     }
 }
 
-/// What was taken of each namespace.
+/// The amounts taken of each namespace.
 #[derive(Debug, Clone)]
 pub struct Shares {
     most: Amount,
@@ -42,19 +46,19 @@ pub struct Shares {
 }
 
 impl Default for Shares {
-    /// Of pods.
+    /// The limits for pods.
     fn default() -> Self {
         Self::within(MOST_TAKEN, MOST_TAKEN_BYTES)
     }
 }
 
 impl Shares {
-    /// Of so many things, of so many bytes together.
+    /// Shares of this many things with this many bytes together.
     pub(crate) fn within(count: usize, bytes: usize) -> Self {
         Self { most: Amount { count, bytes }, all: Amount::default(), of: SortedMap::new() }
     }
 
-    /// The pod, or what is taken of one that does not fit.
+    /// Returns the pod, or only its part if it does not fit.
     pub fn take(&mut self, pod: Value) -> Value {
         if is_part(&pod) {
             return pod;
@@ -68,7 +72,7 @@ impl Shares {
         pod
     }
 
-    /// What was taken already.
+    /// Counts a thing that was taken before.
     pub(crate) fn add(&mut self, namespace: &str, bytes: usize) {
         self.all.add(bytes);
         match self.of.get_mut(namespace) {
@@ -77,7 +81,8 @@ impl Shares {
         }
     }
 
-    /// A namespace may have as much as it leaves to others: half of what those before it left.
+    /// Whether it fits: a namespace may have as much as it leaves to others, which is half of the amount that
+    /// those before it left.
     pub(crate) fn fits(&self, namespace: &str, bytes: usize) -> bool {
         let own = self.of.get(namespace).copied().unwrap_or_default();
         own.count < self.most.count.saturating_sub(self.all.count)
@@ -85,18 +90,18 @@ impl Shares {
     }
 }
 
-/// Whether this is what was taken of a pod that did not fit.
+/// Whether this is the part of a pod that did not fit.
 pub(crate) fn is_part(pod: &Value) -> bool {
     whole_bytes(pod).is_some()
 }
 
-/// If so, how many bytes the pod has.
+/// If so, the number of the pod's bytes.
 pub(crate) fn whole_bytes(pod: &Value) -> Option<usize> {
     pod[PART].as_u64().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// What is taken of a pod that does not fit, or of its metadata, and how many bytes it has: which it is, in which version, whether it is
-/// being deleted, and whether it has ended.
+/// The part that is taken of a pod that does not fit, or of its metadata, with the number of its bytes: its
+/// identity, its version, whether it is being deleted, and whether it has ended.
 #[must_use]
 pub fn part_of(pod: &Value, whole_bytes: usize) -> Value {
     let short = |value: &Value| match value {

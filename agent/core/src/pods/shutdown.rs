@@ -1,9 +1,11 @@
-//! The machine stops, and waits for this node's pods: they end by priority, each group within its time, the lowest first.
+//! The shutdown of the machine, which waits for this node's pods: they end by priority, the lowest first,
+//! each group within its time.
 //!
-//! Always holds: nothing of that is recorded, and how a container ends by it is no result, so after the boot pods come again, without an
-//! API server too (upstream reports them as failed, for good); the machine is let go once no container runs and the API server has
-//! heard of it, or when the time is over; a shutdown that is cancelled lets pods go on. Leaves to others: hearing of the shutdown and
-//! holding it up (the shell), the node's condition (`node::status`).
+//! Always holds: a shutdown is not recorded, and the exits it causes do not count as results, so after the
+//! boot the pods start again, also without an API server (upstream reports them as failed, finally); the
+//! machine may stop once no container runs and the API server received the statuses, or when the time is
+//! over; if the shutdown is cancelled, the pods keep running. Leaves to others: noticing and delaying the
+//! shutdown (the shell), the node's condition (`node::status`).
 
 use crate::answer::{Level, Now};
 use crate::kubelet::ShutdownGroup;
@@ -12,26 +14,26 @@ use crate::pods::event::PodAction;
 use crate::pods::life::{Context, End, Life, Verdict};
 use std::time::Duration;
 
-/// How long the machine waits for the API server to take the last statuses.
+/// How long the machine waits for the API server to accept the last statuses.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A shutdown under way.
 #[derive(Debug, Clone)]
 pub(crate) struct Shutdown {
-    /// The group whose turn it is; behind the last: all have ended.
+    /// The group that ends now; after the last index, all have ended.
     turn: usize,
-    /// Its pods have been told; then or before they must have ended.
+    /// When its pods must have ended; set once they were ordered to stop.
     until: Option<Duration>,
     is_let_go: bool,
 }
 
 impl Pods {
-    /// Says in which groups pods end when the machine stops; none: they are not waited for.
+    /// Sets the groups in which pods end at a shutdown; without groups the machine does not wait for pods.
     pub(crate) fn plan_shutdown(&mut self, groups: Vec<ShutdownGroup>) {
         self.shutdown_groups = groups;
     }
 
-    /// The machine stops, or does not after all.
+    /// The machine is shutting down, or the shutdown was cancelled.
     pub(crate) fn machine_stops(&mut self, stops: bool, actions: &mut Vec<PodAction>) {
         let line = |text: &str| PodAction::Log(Level::Info, text.to_owned());
         match (stops, &self.shutdown) {
@@ -55,15 +57,15 @@ impl Pods {
         self.shutdown.as_ref().filter(|shutdown| !shutdown.is_let_go)?.until
     }
 
-    /// Whether no pod is admitted any more.
+    /// Whether pods are no longer admitted because of a shutdown.
     pub(crate) fn is_shutting_down(&self) -> bool {
         self.shutdown.is_some()
     }
 
-    /// The next group, once the one before has ended.
+    /// Starts the next group once the previous one has ended.
     pub(crate) fn see_to_shutdown(&mut self, now: Now, actions: &mut Vec<PodAction>) {
         let Some(mut shutdown) = self.shutdown.clone().filter(|shutdown| !shutdown.is_let_go) else { return };
-        // what may not be stopped, or is not known yet, holds nothing up
+        // pods that may not be stopped, or are not known yet, must not delay the shutdown
         if !self.is_ready() || self.is_held != Some(false) {
             shutdown.is_let_go = true;
             actions.push(PodAction::LetMachineStop);
@@ -99,14 +101,15 @@ impl Pods {
     }
 }
 
-/// The group of the highest priority that is not above the pod's; the first one takes all below it.
+/// The group with the highest priority that is not above the pod's; the first group takes all pods below it
+/// too.
 fn group_of(groups: &[ShutdownGroup], life: &Life) -> usize {
     let priority = life.pod.as_ref().and_then(|pod| pod.spec.priority).unwrap_or(0);
     groups.iter().rposition(|group| group.priority <= priority).unwrap_or(0)
 }
 
 impl Life {
-    /// Stops its containers, and leaves all else as it is.
+    /// Stops its containers, and keeps everything else.
     pub(crate) fn shut_down(&mut self, ctx: &mut Context<'_>) {
         self.stop_containers(ctx);
     }

@@ -1,7 +1,8 @@
-//! A pod as the API, a file or the checkpoint has it, read once into what a life needs.
+//! A pod from the API, a file or its record, read once into the form that a life needs.
 //!
-//! Always holds: names that become file names or map keys are checked here, and only here; what could not be read is an error with
-//! the path of the field. Leaves to others: which fields are served (`table`), what they mean.
+//! Always holds: names that become file names or map keys are checked here and nowhere else; an unreadable
+//! value is an error with the path of the field. Leaves to others: which fields are served (`table`), and
+//! their meaning.
 
 use crate::kubelet::quantity::Quantity;
 use crate::pods::event::{PullPolicy, TerminationMessage};
@@ -13,16 +14,18 @@ use std::collections::BTreeMap;
 
 /// Most containers of one pod, init containers included: each may cost a shim of some 0.5 MiB.
 const MOST_CONTAINERS: usize = 64;
-/// Most variables, sources of variables, ports and mounts of one container together: each is looked at for each start.
+/// Most variables, sources of variables, ports and mounts of one container together: each is processed at
+/// each start.
 const MOST_PARTS: usize = 1024;
 /// Most volumes of one pod: each is a mount, or a directory.
 const MOST_VOLUMES: usize = 256;
-/// Longest grace, 68 years: what upstream's int32 fields hold, and no time overflows with it.
+/// Longest grace period, 68 years: the maximum of upstream's int32 fields, with which no time computation
+/// overflows.
 pub(crate) const LONGEST_GRACE_SECS: u64 = i32::MAX as u64;
-/// `terminationGracePeriodSeconds` of a pod that has none: upstream's default.
+/// `terminationGracePeriodSeconds` of a pod without it: upstream's default.
 const DEFAULT_GRACE_SECS: u64 = 30;
 
-/// A grace as the API has it: upstream takes a negative one for one second.
+/// A grace period from the API: upstream treats a negative one as one second.
 pub(crate) fn grace_of(secs: i128) -> u64 {
     match u64::try_from(secs) {
         Ok(secs) => secs.min(LONGEST_GRACE_SECS),
@@ -31,28 +34,29 @@ pub(crate) fn grace_of(secs: i128) -> u64 {
     }
 }
 
-/// A pod, read.
+/// A pod whose object was read.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Pod {
     pub(crate) uid: PodUid,
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// 0: the server counts none.
+    /// 0 if the server does not count generations.
     pub(crate) generation: i64,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
-    /// Kind, namespace and name of what made it: a controller made anew has another UID.
+    /// Kind, namespace and name of its owning controller; without the UID, because a controller that is
+    /// deleted and made again has another one.
     pub(crate) controller: Option<(String, String)>,
-    /// The grace that a deletion allows, if it is being deleted.
+    /// The grace period of its deletion, if it is being deleted.
     pub(crate) deletion: Option<u64>,
     pub(crate) created: Option<Timestamp>,
     pub(crate) spec: PodSpec,
-    /// The same as it came, nulls left out: what is checkpointed.
+    /// The spec as it came, without nulls, for the record.
     pub(crate) raw_spec: Value,
 }
 
 impl Pod {
-    /// Reads an object. The error names the field.
+    /// Reads an object. The error contains the field.
     pub(crate) fn read(object: &Value) -> Result<Self, String> {
         let meta = read::from_value::<Metadata>(&without_nulls(&object["metadata"]))
             .map_err(|error| format!("metadata: {error}"))?;
@@ -84,7 +88,7 @@ impl Pod {
         })
     }
 
-    /// Keeps what a status and an Event are made of.
+    /// Keeps only the data for a status and Events.
     pub(crate) fn slim(&mut self) {
         self.raw_spec = Value::Null;
         self.labels = BTreeMap::new();
@@ -109,7 +113,7 @@ impl Pod {
         }
     }
 
-    /// No spec that was read is null.
+    /// Whether it was slimmed: the spec of a pod that was read is never null.
     pub(crate) fn is_slim(&self) -> bool {
         self.raw_spec.is_null()
     }
@@ -178,7 +182,7 @@ pub(crate) struct PodSpec {
     pub(crate) security_context: PodSecurity,
 }
 
-/// What the status of an ephemeral container names, which is not served.
+/// The fields of an ephemeral container that its status needs; such containers are not served.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Ephemeral {
@@ -191,7 +195,7 @@ impl PodSpec {
         self.termination_grace_period_seconds.map_or(DEFAULT_GRACE_SECS, grace_of)
     }
 
-    /// Init containers first, as they begin.
+    /// Init containers first, in the order in which they start.
     pub(crate) fn all_containers(&self) -> impl Iterator<Item = &Container> {
         self.init_containers.iter().chain(&self.containers)
     }
@@ -216,6 +220,7 @@ impl PodSpec {
         }
         for container in self.all_containers() {
             let is_init = self.init_containers.iter().any(|init| init.name == container.name);
+            // a sidecar keeps running, so unlike other init containers it may have probes and hooks
             let is_init = is_init && !container.is_sidecar();
             let complaint = container.complaint_about_probes(is_init);
             if let Some(why) = complaint.or_else(|| container.complaint_about_hooks(is_init)) {
@@ -261,7 +266,7 @@ impl Toleration {
     }
 }
 
-/// `v1.Affinity`, as far as a node judges it: what it says of other pods is the scheduler's.
+/// `v1.Affinity`, as far as a node judges it: affinity to other pods is judged by the scheduler.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Affinity {
@@ -297,10 +302,10 @@ struct NodeRequirement {
 }
 
 impl NodeSelector {
-    /// Whether a node of this name and with these labels is one. A term without requirements matches nothing.
+    /// Whether a node with this name and these labels matches. A term without requirements matches no node.
     pub(crate) fn selects(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
         let label = |rule: &NodeRequirement| rule.holds(labels.get(&rule.key).map(String::as_str));
-        // upstream selects by one field
+        // upstream supports only this field
         let field = |rule: &NodeRequirement| rule.key == "metadata.name" && rule.holds(Some(name));
         let matches = |term: &NodeSelectorTerm| {
             let is_empty = term.match_expressions.is_empty() && term.match_fields.is_empty();
@@ -337,7 +342,7 @@ pub(crate) enum RestartPolicy {
     Never,
 }
 
-/// A condition that others set, without which the pod is not ready.
+/// A condition that other clients set, without which the pod is not ready.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ReadinessGate {
@@ -359,7 +364,7 @@ pub(crate) struct Container {
     pub(crate) ports: Vec<Port>,
     pub(crate) resources: ResourceRequirements,
     pub(crate) volume_mounts: Vec<VolumeMount>,
-    /// `Always` on an init container: a sidecar.
+    /// `Always` on an init container makes it a sidecar.
     pub(crate) restart_policy: Option<String>,
     pub(crate) security_context: ContainerSecurity,
     pub(crate) liveness_probe: Option<Probe>,
@@ -383,7 +388,7 @@ impl Container {
         self.restart_policy.is_some()
     }
 
-    /// As given, else by upstream's defaults, which a static pod lacks.
+    /// The spec's values, else upstream's defaults, which a static pod does not contain.
     pub(crate) fn termination_message(&self) -> TerminationMessage {
         let path = match self.termination_message_path.as_str() {
             "" => "/dev/termination-log",
@@ -393,13 +398,13 @@ impl Container {
         TerminationMessage { path: path.to_owned(), falls_back_to_logs }
     }
 
-    /// As given, else upstream's default: `Always` for no tag or `latest`.
+    /// The spec's policy, else upstream's default: `Always` for no tag or `latest`.
     pub(crate) fn pull_policy(&self) -> PullPolicy {
         pull_policy(&self.image, self.image_pull_policy.as_deref())
     }
 }
 
-/// The policy of an image, by what is given of it.
+/// The policy of an image; `given` is the spec's.
 pub(crate) fn pull_policy(image: &str, given: Option<&str>) -> PullPolicy {
     match given {
         Some("Always") => PullPolicy::Always,
@@ -497,11 +502,11 @@ pub(crate) struct FieldRef {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ResourceFieldRef {
-    /// Empty for a variable: its own container.
+    /// Empty for the variable's own container.
     pub(crate) container_name: String,
     /// Such as `limits.cpu`.
     pub(crate) resource: String,
-    /// A quantity; null: 1.
+    /// A quantity; null means 1.
     pub(crate) divisor: Value,
 }
 
@@ -542,7 +547,7 @@ pub(crate) struct Port {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ResourceRequirements {
-    /// Quantities: text, or a number.
+    /// Quantities: text or a number.
     pub(crate) requests: BTreeMap<String, Value>,
     pub(crate) limits: BTreeMap<String, Value>,
 }
@@ -591,19 +596,19 @@ pub(crate) enum FileSource<'a> {
 }
 
 impl VolumeSpec {
-    /// Whether what it holds takes of the node's disk, and is the pod's.
+    /// Whether its content uses the node's disk and belongs to the pod.
     pub(crate) fn is_on_disk(&self) -> bool {
         self.config_map.is_some() || self.empty_dir.as_ref().is_some_and(|dir| dir.medium != MEMORY)
     }
 
-    /// `sizeLimit` of an `emptyDir` on the disk, where nothing but a measurement keeps it.
+    /// `sizeLimit` of an `emptyDir` on the disk, which can only be enforced by measuring.
     pub(crate) fn limit_on_disk(&self) -> Option<u64> {
         let dir = self.empty_dir.as_ref().filter(|dir| dir.medium != MEMORY)?;
         let limit = quantity(dir.size_limit.as_ref()?)?.units().unsigned_abs();
         Some(limit).filter(|limit| *limit > 0)
     }
 
-    /// Where its files come from; None: it is no volume of files.
+    /// The sources of its files; `None` if it is not a volume of files.
     pub(crate) fn file_sources(&self) -> Option<Vec<FileSource<'_>>> {
         match self {
             Self { config_map: Some(source), .. } => {
@@ -618,7 +623,7 @@ impl VolumeSpec {
         }
     }
 
-    /// Whether it has a token of the pod's service account.
+    /// Whether it contains a token of the pod's service account.
     pub(crate) fn has_token(&self) -> bool {
         let sources = self.file_sources().unwrap_or_default();
         sources.iter().any(|source| matches!(source, FileSource::Token(_)))
@@ -715,7 +720,7 @@ pub(crate) struct HostPath {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ObjectVolume {
-    /// `secretName` of a Secret's.
+    /// `secretName` if it is a Secret's.
     #[serde(alias = "secretName")]
     pub(crate) name: String,
     pub(crate) items: Vec<KeyToPath>,
@@ -753,7 +758,7 @@ pub(crate) struct HostAlias {
     pub(crate) hostnames: Vec<String>,
 }
 
-/// The same without nulls: Kubernetes' clients write them for what is absent.
+/// The same without nulls: Kubernetes' clients write null for an absent field.
 pub(crate) fn without_nulls(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -870,7 +875,7 @@ pub(crate) fn quantity(value: &Value) -> Option<Quantity> {
     parsed.filter(|quantity| !quantity.is_negative())
 }
 
-/// The user that all containers run as, if the pod says so: the owner of its tokens, as upstream.
+/// The user that all containers run as, if the pod sets it: the owner of its tokens, as upstream.
 pub(crate) fn user_of_all(pod: &Pod) -> Option<u32> {
     let whole = pod.spec.security_context.run_as_user;
     let mut users =
@@ -885,7 +890,7 @@ pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// From this priority on a pod is critical: upstream's `SystemCriticalPriority`.
 pub(crate) const CRITICAL_PRIORITY: i64 = 2_000_000_000;
 
-/// The same of a pod that has not been admitted.
+/// The same for a pod that has not been admitted.
 pub(crate) fn is_critical_spec(spec: &PodSpec, is_static: bool) -> bool {
     is_static || spec.priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
 }

@@ -1,9 +1,10 @@
-//! Pods from files, as upstream's node agent reads them: names, UID, annotations, defaults.
+//! Pods from files, read as upstream's node agent reads them: names, UID, annotations, defaults.
 //!
-//! Always holds: the numbers of a file are in the ranges that an API server would have held them to; the UID is a digest of node,
-//! path and content, so an edit is another pod, but not one of a comment; a file that cannot be read or parsed says nothing about its
-//! pod, nor one whose pod has the name of another file's. Leaves to others: when files are read (`actor`), running the pods, their
-//! mirrors in the API.
+//! Always holds: the numbers of a file are in the ranges that an API server would have enforced; the UID is a
+//! digest of node, path and content, so an edit makes another pod, except an edit of a comment; a file that
+//! is unreadable or invalid does not change its pod, and neither does a file whose pod has the name of
+//! another file's pod. Leaves to others: when files are read (`actor`), running the pods, their mirrors in
+//! the API.
 
 use crate::config::digest::Digest;
 use crate::kubelet::yaml;
@@ -20,10 +21,11 @@ use std::rc::Rc;
 const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 
-/// Pods with the path of their file, by UID; and why the other files cannot be used.
+/// Pods with the path of their file, by UID; and why the other files are unusable.
 pub(crate) type Read = (SortedMap<PodUid, (String, Rc<Pod>)>, BTreeMap<String, String>);
 
-/// Reads all files. Of two with a pod of the same name the one whose pod `is_known` counts, else the first.
+/// Reads all files. If two files have a pod of the same name, the file counts whose pod `is_known`, else the
+/// first one.
 pub(crate) fn read_all(files: &[StaticFile], node_name: &str, is_known: &dyn Fn(&PodUid) -> bool) -> Read {
     let (mut found, mut unusable) = (Vec::new(), BTreeMap::new());
     for StaticFile { path, content } in files {
@@ -169,7 +171,7 @@ mod tests {
         }
     }
 
-    /// A node with one static pod, and an API server that this test answers for.
+    /// A node with one static pod; the tests answer for the API server.
     struct Mirrored {
         node: Node,
         made: u32,
@@ -178,7 +180,7 @@ mod tests {
     const NAMESPACE: &str = "default";
     const NAME: &str = "web-edge";
 
-    /// With the image that the node has.
+    /// A manifest with an image that the node has.
     fn manifest() -> Vec<u8> {
         TEXT.replace("image: x", "image: 'x:1'").into_bytes()
     }
@@ -208,13 +210,13 @@ mod tests {
             this
         }
 
-        /// The only file is this one now.
+        /// From now on this is the only file.
         fn file(&mut self, path: &str) {
             let file = StaticFile { path: path.into(), content: Ok(manifest()) };
             self.node.tell(PodEvent::StaticPods(Ok(vec![file])));
         }
 
-        /// The server makes the mirror that was ordered last.
+        /// The server creates the mirror that was ordered last.
         fn made(&mut self) -> Value {
             let order = self.node.seen.iter().rev().find_map(|action| match action {
                 PodAction::CreateMirrorPod { pod, .. } => Some(pod.clone()),
@@ -241,7 +243,7 @@ mod tests {
             self.node.tell(PodEvent::Answered { request, answer: Answer::Accepted(None) });
         }
 
-        /// The first mirror, as the server has it.
+        /// The first mirror, as it is on the server.
         fn mirror(&self, says_path: bool) -> Value {
             let mut annotations = json!({"kubernetes.io/config.mirror": uid_of("/a")});
             if says_path {
@@ -250,7 +252,7 @@ mod tests {
             json!({"metadata": {"uid": "m-1", "resourceVersion": "1", "annotations": annotations}})
         }
 
-        /// What of the API server was ordered: each word with the mirror that it is about.
+        /// The requests to the API server so far: each verb with the mirror's UID.
         fn asked(&self) -> Vec<String> {
             let word = |action: &PodAction| match action {
                 PodAction::CreateMirrorPod { .. } => Some("create".to_owned()),
@@ -262,7 +264,7 @@ mod tests {
             self.node.seen.iter().filter_map(word).collect()
         }
 
-        /// The container of this file's pod, which was told to, ends.
+        /// Ends the container of this file's pod, which was ordered to stop.
         fn ends(&mut self, path: &str) {
             let uid = uid_of(path);
             let key = |action: &PodAction| match action {
@@ -295,7 +297,7 @@ mod tests {
             assert!(this.node.runs(&uid_of("/a")), "it has its grace");
             this.ends("/a");
             assert!(this.node.runs(&uid_of("/b")), "watch first: {is_watch_first}; {:?}", this.asked());
-            // the other one's mirror stays, and nothing is said about the one that is gone
+            // the other pod's mirror stays, and no status is sent to the deleted one
             let asked = this.asked();
             assert_eq!(asked[..3], ["delete m-1", "create", "patch m-2"], "watch first: {is_watch_first}");
             assert!(asked[3..].iter().all(|word| word == "patch m-2"), "{asked:?}");
@@ -336,12 +338,12 @@ mod tests {
     #[test]
     fn mirror_that_another_pod_replaced_is_made_again() {
         let mut this = Mirrored::new();
-        // as the watch shows one whose end it did not: nothing but its UID
+        // as the watch shows a pod whose deletion it missed: only its UID
         this.node.tell(PodEvent::PodGone(json!({"metadata": {"uid": "m-1"}})));
         assert_eq!(this.asked(), ["create"]);
     }
 
-    /// These files, and what is no pod.
+    /// These files, and others that contain no pod.
     fn files(this: &mut Mirrored, paths: &[&str], unusable: &[&str]) {
         let pods = paths.iter().map(|path| StaticFile { path: (*path).into(), content: Ok(manifest()) });
         let others =
@@ -351,7 +353,7 @@ mod tests {
 
     #[test]
     fn file_that_is_no_pod_freezes_no_mirror() {
-        // the pod's file becomes another
+        // the pod's file is replaced by another
         let mut this = Mirrored::new();
         files(&mut this, &["/b"], &["/README"]);
         assert_eq!(this.asked()[0], "delete m-1");
@@ -360,20 +362,21 @@ mod tests {
         this.created(other);
         assert!(this.node.runs(&uid_of("/b")), "{:?}", this.asked());
 
-        // the pod's file goes
+        // the pod's file is removed
         let mut this = Mirrored::new();
         files(&mut this, &[], &["/README"]);
         this.node.wait(1);
         assert!(this.asked().contains(&"delete m-1".to_owned()), "{:?}", this.asked());
 
-        // only its own file says nothing about it
+        // only its own file is unusable
         let mut this = Mirrored::new();
         files(&mut this, &[], &["/a", "/README"]);
         this.node.wait(100);
         assert!(this.node.runs(&uid_of("/a")) && this.asked().is_empty(), "{:?}", this.asked());
     }
 
-    /// An agent starts beside a mirror that an earlier one made, of a file at `/a` that is not usable now, or not there.
+    /// Starts an agent beside a mirror that an earlier one made, for a file at `/a` that is unusable now, or
+    /// missing.
     fn restarted(says_path: bool, paths: &[&str], unusable: &[&str]) -> Vec<String> {
         let mut this = Mirrored::new();
         let mut mirror = this.mirror(says_path);
@@ -392,7 +395,7 @@ mod tests {
         assert!(restarted(true, &[], &["/README"]).contains(&"delete m-1".to_owned()));
         assert_eq!(restarted(true, &[], &["/a"]), [""; 0], "it may be back");
         assert_eq!(restarted(false, &[], &["/README"]), [""; 0], "any file may be its own");
-        // but of a name that another pod has now it is nobody's
+        // but if another pod has its name now, the mirror belongs to no pod
         assert!(restarted(false, &["/b"], &["/README"]).contains(&"delete m-1".to_owned()));
         assert!(restarted(false, &[], &[]).contains(&"delete m-1".to_owned()));
     }
@@ -406,18 +409,19 @@ mod tests {
         assert!(this.node.runs(&uid_of("/b")) && !this.node.runs(&uid_of("/a")));
     }
 
-    /// How somebody has a mirror deleted.
+    /// How another client deletes a mirror.
     #[derive(Debug, Clone, Copy)]
     enum Deleted {
-        /// With no grace: the watch shows that it is gone.
+        /// Without a grace period: the watch shows that it is gone.
         AtOnce,
-        /// With a grace: the node says the last word.
+        /// With a grace period: the node deletes it finally.
         Gracefully,
-        /// While the watch is away: a list lacks it.
+        /// While the watch is interrupted: a list lacks it.
         Unseen,
     }
 
-    /// When mirrors are made by a node whose mirrors somebody deletes this many seconds after each was made.
+    /// The times at which a node makes mirrors that another client deletes this many seconds after each was
+    /// made.
     fn remade(how: Deleted, after: u64, until: u64) -> Vec<u64> {
         let mut this = Mirrored::new();
         let (mut times, mut made_at) = (vec![], this.node.secs);
@@ -461,7 +465,7 @@ mod tests {
         for how in [Deleted::AtOnce, Deleted::Gracefully, Deleted::Unseen] {
             let times = remade(how, 1, 1500);
             let pauses: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
-            // each a second after its deletion at the latest, which comes a second after its creation
+            // each at most one second after its deletion, which comes a second after its creation
             let expect = [10, 20, 40, 80, 160, 300, 300, 300];
             assert!(times[0] <= 3, "the first at once: {times:?}");
             let is_so = |(pause, expect): (&u64, &u64)| (*expect..=expect + 2).contains(pause);

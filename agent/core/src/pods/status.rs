@@ -1,8 +1,9 @@
-//! A pod's status as upstream's node agent composes it: phase, conditions, container states; and the patch that brings it to the
-//! API server.
+//! A pod's status as upstream's node agent composes it: phase, conditions, container states; and the patch
+//! that sends it to the API server.
 //!
-//! Always holds: a condition keeps its `lastTransitionTime` while its status stays, whether or not the server took it yet;
-//! conditions of others are left alone; a patch has only what changed. Leaves to others: what containers do (`life`), when it is sent.
+//! Always holds: a condition keeps its `lastTransitionTime` while its status stays, whether or not the server
+//! has accepted it yet; conditions of other clients are not changed; a patch has only the changed fields.
+//! Leaves to others: the changes of containers (`life`), when a status is sent.
 
 use crate::outbox::json_bytes;
 use crate::pods::admission::NOT_SERVED;
@@ -15,7 +16,7 @@ use crate::pods::table::EPHEMERAL;
 use kedge_api::Timestamp;
 use serde_json::{Map, Value, json};
 
-/// Upstream's reason for an end that nobody saw.
+/// Upstream's reason for an end that was not seen.
 const UNSEEN: &str = "ContainerStatusUnknown";
 
 /// A state of a container as a status shows it.
@@ -56,7 +57,7 @@ impl Terminated {
         }
     }
 
-    /// It ran, and nobody saw its end: upstream's words.
+    /// It ran, and its end was not seen: upstream's text.
     pub(crate) fn unseen(container_id: String) -> Self {
         Self {
             exit_code: 137,
@@ -73,7 +74,7 @@ impl Terminated {
         self.reason == UNSEEN
     }
 
-    /// The same of a run that the runtime knows to have ended, and why nobody saw how.
+    /// The same for a run that ended according to the runtime, with the reason why its exit is unknown.
     pub(crate) fn lost(container_id: String, why: &str) -> Self {
         let mut end = Self::unseen(container_id);
         if !why.is_empty() {
@@ -82,7 +83,7 @@ impl Terminated {
         end
     }
 
-    /// As a status of the API has it.
+    /// Reads it from a status of the API.
     pub(crate) fn read(value: &Value) -> Option<Self> {
         let terminated = value.as_object()?;
         let text = |key: &str| terminated.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -126,7 +127,7 @@ pub(crate) struct ContainerView {
     pub(crate) image_id: String,
     pub(crate) container_id: String,
     pub(crate) restart_count: u32,
-    /// Of a run that runs.
+    /// Of a running run.
     pub(crate) health: Health,
     pub(crate) state: Shown,
     pub(crate) last: Option<Terminated>,
@@ -137,7 +138,7 @@ impl ContainerView {
         matches!(self.state, Shown::Running { .. })
     }
 
-    /// Its probes say so; of an init container, that it has completed.
+    /// Whether its probes report it as ready; for an init container, whether it has completed.
     fn is_ready(&self, spec: &Container, is_init: bool) -> bool {
         match &self.state {
             Shown::Terminated(end) => is_init && !spec.is_sidecar() && end.exit_code == 0,
@@ -173,49 +174,54 @@ impl ContainerView {
     }
 }
 
-/// The exit code of what could not be started, as containerd reports it.
+/// The exit code of a container that could not be started, as containerd reports it.
 const NEVER_BEGAN: i32 = 128;
-/// Ephemeral containers that a status names: anybody who may debug a pod may add one after another.
+/// Most ephemeral containers shown in a status: everyone who may debug a pod may add one after another.
 const MOST_EPHEMERAL: usize = 32;
 /// Longest message of a waiting container: every watcher of pods gets it.
 const MESSAGE_CHARS: usize = 1024;
-/// Longest status that is sent. One that the server refuses for its size (ours: from 64 KiB on) is refused for good: nothing more of
-/// the pod would be seen, it could not be deleted, and each try would cost the node a share of its requests.
+/// Longest status that is sent. A server that refuses a status for its size (ours: from 64 KiB on) refuses it
+/// always: it would show no newer status of the pod, the pod could not be deleted, and each try would cost
+/// the node a share of its requests.
 const STATUS_BYTES: usize = 48 * 1024;
-/// What texts are cut to, one length after the other, until it fits, and which: names, reasons and times stay.
+/// The lengths to which these fields' texts are cut, one after the other, until the status fits; names,
+/// reasons and times stay.
 const SHORTER: [usize; 4] = [1024, 256, 64, 24];
 const CUT: [&str; 3] = ["message", "image", "imageID"];
-/// What the messages of all containers' ends may take, for the same reason; upstream's. Each has an equal part.
+/// Most bytes of the termination messages of all containers together, for the same reason; upstream's. Each
+/// container has an equal part.
 const TERMINATION_MESSAGES_BYTES: usize = 12 * 1024;
 
-/// What a status is composed of.
+/// The input of a status.
 pub(crate) struct Situation<'a> {
     pub(crate) spec: &'a PodSpec,
     pub(crate) generation: i64,
     /// In the spec's order.
     pub(crate) init: Vec<ContainerView>,
     pub(crate) main: Vec<ContainerView>,
-    /// The network and the volumes are there.
+    /// Whether the network and the volumes are ready.
     pub(crate) is_prepared: bool,
-    /// Why they are not: reason and message.
+    /// Why they are not ready: reason and message.
     pub(crate) hindrance: Option<(&'a str, &'a str)>,
-    /// No container runs, or will be started any more.
+    /// No container runs or will be started any more.
     pub(crate) is_over: bool,
-    /// What its containers did is their result: none is started again, whatever the spec says meanwhile.
+    /// The containers' exits are their results: none is started again, whatever later changes of the spec
+    /// say.
     pub(crate) is_finished: bool,
     pub(crate) is_static: bool,
-    /// Reason and message, whatever the containers did: the pod failed.
+    /// Reason and message if the pod failed, independent of its containers.
     pub(crate) failed: Option<(String, String)>,
-    /// Why the node ends it for want of something.
+    /// Why the node ends it for lack of a resource.
     pub(crate) disruption: Option<&'a str>,
     pub(crate) addresses: &'a [String],
     pub(crate) host_addresses: &'a [String],
     pub(crate) qos: &'static str,
-    /// How the images do that are pulled ahead, if any are asked for.
+    /// The progress of the images that are pulled ahead, if any were requested.
     pub(crate) ahead: Option<Judged<'static>>,
-    /// The API server's spec asks for other resources than the pod has.
+    /// The API server's spec has other resources than the pod.
     pub(crate) awaits_resize: bool,
-    /// The times of the status that was composed before, by [`times_of`]: those of what the server may lack. Null: there was none.
+    /// The times of the status that was composed before, by [`times_of`]; the server may lack that status.
+    /// Null if there was none.
     pub(crate) given: &'a Value,
 }
 
@@ -228,6 +234,7 @@ pub(crate) fn phase(situation: &Situation<'_>) -> &'static str {
     let mut pending_init = 0_usize;
     for (view, spec) in situation.init.iter().zip(&situation.spec.init_containers) {
         let end = match (&view.state, &view.last) {
+            // a sidecar does not have to complete; below it counts like a main container
             _ if spec.is_sidecar() => continue,
             (Shown::Terminated(end), _) | (Shown::Waiting { .. }, Some(end)) => Some(end),
             _ => None,
@@ -277,7 +284,7 @@ fn end_of(view: &ContainerView) -> Option<&Terminated> {
     }
 }
 
-/// Whether a main container that ended so is started again.
+/// Whether a main container with this exit is started again.
 pub(crate) fn restarts_after(policy: RestartPolicy, exit_code: i32) -> bool {
     match policy {
         RestartPolicy::Always => true,
@@ -286,9 +293,9 @@ pub(crate) fn restarts_after(policy: RestartPolicy, exit_code: i32) -> bool {
     }
 }
 
-/// The whole status; `old` is what the API server has.
+/// The whole status; `old` is the server's.
 pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) -> Value {
-    // as upstream: a phase that was final stays
+    // as upstream: a final phase stays
     let phase = match old["phase"].as_str() {
         Some("Failed") => "Failed",
         Some("Succeeded") => "Succeeded",
@@ -301,7 +308,7 @@ pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) ->
         set("reason", json!(reason));
         set("message", json!(kedge_api::excerpt_of(message, MESSAGE_CHARS)));
     } else if old["phase"] == phase && matches!(phase, "Failed" | "Succeeded") {
-        // whoever ended the pod said why
+        // the client that ended the pod gave the reason
         for key in ["reason", "message"] {
             old.get(key).into_iter().for_each(|value| _ = set(key, value.clone()));
         }
@@ -326,7 +333,7 @@ pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) ->
         set("podIP", json!(first));
         set("podIPs", own.iter().map(|ip| json!({"ip": ip})).collect());
     } else if let (Some(ip), Some(ips)) = (old.get("podIP"), old.get("podIPs")) {
-        // a pod that is over keeps the address it had
+        // a pod that is over keeps its former address
         if situation.is_over {
             set("podIP", ip.clone());
             set("podIPs", ips.clone());
@@ -355,7 +362,7 @@ pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) ->
     fitting(Value::Object(status))
 }
 
-/// Makes a status no longer than what every API server takes, by cutting texts that others or images chose.
+/// Shortens a status to a size that every API server accepts, by cutting texts that users or images chose.
 fn fitting(mut status: Value) -> Value {
     for most in SHORTER {
         if json_bytes(&status) <= STATUS_BYTES {
@@ -383,7 +390,8 @@ fn shorten(value: &mut Value, most: usize) {
     }
 }
 
-/// The statuses of ephemeral containers, which end before they begin: `kubectl debug` waits for one to run or to end.
+/// The statuses of ephemeral containers, which end before they start: `kubectl debug` waits until one runs or
+/// ends.
 fn refused(containers: &[Ephemeral]) -> Value {
     let one = |container: &Ephemeral| {
         json!({"name": container.name, "image": container.image, "imageID": "", "ready": false, "restartCount": 0, "lastState": {},
@@ -431,7 +439,7 @@ fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestam
     all.chain(ahead).chain(resize).map(condition).collect()
 }
 
-/// Since when a condition has this status: as the server has it, else as it was given out before.
+/// Since when a condition has this status: by the server's status, else by the one that was composed before.
 fn since(kind: &str, status: &str, old: &Value, given: &Value) -> Option<Value> {
     let [there, before] = [old, given].map(|status| condition_of(status, kind));
     let time = |condition: &Value| {
@@ -439,7 +447,7 @@ fn since(kind: &str, status: &str, old: &Value, given: &Value) -> Option<Value> 
         (condition["status"] == status && !time.is_null()).then(|| time.clone())
     };
     let instant = |time: &Value| Timestamp::parse(time.as_str().unwrap_or_default()).ok();
-    // what others did to it since is later
+    // a change by another client since then is later
     let is_latest =
         |time: &Value| there.is_none_or(|there| instant(&there["lastTransitionTime"]) <= instant(time));
     there.and_then(time).or_else(|| before.and_then(time).filter(is_latest))
@@ -453,12 +461,12 @@ fn condition_of<'a>(status: &'a Value, kind: &str) -> Option<&'a Value> {
     status["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
 }
 
-/// What [`Situation::given`] is of this status.
+/// The times of this status, for [`Situation::given`].
 pub(crate) fn times_of(status: &Value) -> Value {
     json!({"startTime": status["startTime"], "conditions": status["conditions"]})
 }
 
-/// Whether a status has the times of another one, and what they are of.
+/// Whether a status has the times of another one, with the same states.
 pub(crate) fn has_times(status: &Value, other: &Value) -> bool {
     let has = |condition: &Value| {
         let there = condition["type"].as_str().and_then(|kind| condition_of(status, kind));
@@ -505,7 +513,8 @@ fn containers_ready(situation: &Situation<'_>, phase: &str) -> Judged<'static> {
     (false, "ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" ")))
 }
 
-/// Whether the pod is ready: its containers are, and the conditions that its readiness gates name are true. Upstream's words.
+/// Whether the pod is ready: its containers are, and the conditions of its readiness gates are true. With
+/// upstream's text.
 fn with_gates(spec: &PodSpec, containers: &Judged<'static>, old: &Value) -> Judged<'static> {
     if !containers.0 {
         return containers.clone();
@@ -533,10 +542,10 @@ fn with_gates(spec: &PodSpec, containers: &Judged<'static>, old: &Value) -> Judg
 /// Fields of a status that a patch of this agent may remove.
 const OWNED: &[&str] = &["reason", "message", "podIP", "podIPs"];
 
-/// Conditions that come and go with the request that they answer.
+/// Conditions that appear and disappear together with the request that they answer.
 const ANSWERS: [&str; 2] = [kedge_api::IMAGES_PULLED, resizing::CONDITION];
 
-/// The strategic merge patch from `old` to `new`; None if nothing differs.
+/// The strategic merge patch from `old` to `new`; `None` if they are equal.
 pub(crate) fn patch(pod: &PodRef, old: &Value, new: &Value) -> Option<Value> {
     let mut changes = Map::new();
     for (key, value) in new.as_object()? {
@@ -569,10 +578,10 @@ pub(crate) fn patch(pod: &PodRef, old: &Value, new: &Value) -> Option<Value> {
     (!changes.is_empty()).then(|| json!({"metadata": {"uid": pod.uid}, "status": changes}))
 }
 
-/// Fields of a condition that are this agent's.
+/// Fields of a condition that belong to this agent.
 const OF_CONDITION: &[&str] = &["status", "reason", "message", "lastTransitionTime", "observedGeneration"];
 
-/// Whether the server has this condition; fields that others add do not count.
+/// Whether the server has this condition; fields that other clients added do not count.
 fn has_same(before: &[Value], condition: &Value) -> bool {
     let same = |key: &str, before: &Value| {
         let absent = |value: &Value| value.is_null() || value == "";
@@ -581,7 +590,7 @@ fn has_same(before: &[Value], condition: &Value) -> bool {
     of_its_type(before, condition).is_some_and(|before| OF_CONDITION.iter().all(|key| same(key, before)))
 }
 
-/// The condition as the server is to merge it into the one it has: a field that is not mentioned would stay.
+/// The condition as the server should merge it into its own: a field that is left out would stay.
 fn over(before: &[Value], condition: &Value) -> Value {
     let mut merged = condition.as_object().cloned().unwrap_or_default();
     for key in OF_CONDITION {
@@ -597,13 +606,13 @@ fn of_its_type<'a>(conditions: &'a [Value], condition: &Value) -> Option<&'a Val
     conditions.iter().find(|other| other["type"] == condition["type"])
 }
 
-/// A list that a strategic merge patch would merge, replaced.
+/// Makes a strategic merge patch replace a list that it would otherwise merge.
 fn replaced(list: &Value) -> Value {
     let items = list.as_array().cloned().unwrap_or_default();
     items.into_iter().chain([json!({"$patch": "replace"})]).collect()
 }
 
-/// `old` after the API server took `new`.
+/// `old` after the API server accepted `new`.
 pub(crate) fn merged(old: &Value, new: &Value) -> Value {
     let mut merged = old.as_object().cloned().unwrap_or_default();
     for key in OWNED {
@@ -733,7 +742,7 @@ mod tests {
                 .map(|one| one["name"].as_str().unwrap().len());
             assert!(names.min() >= Some(62), "names are keys of the patch");
         });
-        // where all containers are ready, its gates alone keep the pod from that
+        // if all containers are ready, only the gates can keep the pod from being ready
         let gates: Vec<Value> =
             (0..10_000).map(|gate| json!({"conditionType": format!("example.org/{gate}")})).collect();
         let spec = PodSpec::deserialize(json!({"readinessGates": gates})).unwrap();

@@ -1,23 +1,26 @@
-//! The one table of the PodSpec: what is served, what is refused and why, what is ignored and why.
+//! The table of all fields of PodSpec: which are served, which are refused and why, which are ignored and
+//! why.
 //!
-//! Always holds: each field of upstream's PodSpec has one row, or lies below one, and what is below a served one is read (tests walk
-//! them all); docs/pods.md has the same table; a field without a row is refused by its name. Empty lists, objects and texts, zero and
-//! `false` count as absent where a row does not give values, as in Go's encoding. Leaves to others: what served fields mean.
+//! Always holds: each field of upstream's PodSpec has a row or is below a field with one, and fields below a
+//! served one are read (tests check them all); docs/pods.md has the same table; a field without a row is
+//! refused by its name. Empty lists, objects and texts, zero and `false` count as absent unless a row gives
+//! values, as in Go's encoding. Leaves to others: the meaning of served fields.
 
 use serde_json::Value;
 
-/// What becomes of a field.
+/// How a field is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Treatment {
-    /// It has its effect, and so has everything below it that has no row of its own.
+    /// The field has its effect, and so have all fields below it that have no row.
     Served,
     /// Served with these values; refused with any other.
     Only(&'static [&'static str], &'static str),
-    /// A pod with it is not run.
+    /// A pod with this field is not run.
     Refused(&'static str),
-    /// It is refused by its own status; the pod, which may have run for long when it is added, goes on.
+    /// The field is refused by a status of its own; the pod keeps running, because the field may be added
+    /// when it has run for long.
     RefusedAlone(&'static str),
-    /// It has no effect on a node, or none yet that a pod relies on.
+    /// It has no effect on a node, or none yet that a pod depends on.
     Ignored(&'static str),
     /// The rows below it decide.
     Below,
@@ -37,7 +40,8 @@ const GROUPS: &str = "pods are scheduled one by one";
 pub(crate) const EPHEMERAL: &str = "ephemeral containers are not served; use `kubectl exec`, or debug a copy of the pod (`kubectl debug --copy-to`)";
 const CLAIMS: &str = "no dynamic resource allocation";
 
-/// Path in the spec, treatment. `initContainers[]` is looked up as `containers[]` where it has no row of its own.
+/// Path in the spec, treatment. `initContainers[]` is looked up as `containers[]` where it has no row of its
+/// own.
 pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("activeDeadlineSeconds", Served),
     ("affinity", Below),
@@ -234,7 +238,8 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("volumes[].vsphereVolume", Refused(STORAGE)),
 ];
 
-/// Refusals that one message names: enough to mend a manifest at once, and no more than a status should hold.
+/// Most refusals in one message: enough to correct a manifest at once, and no more than a status should
+/// contain.
 const MOST_REFUSALS: usize = 8;
 
 /// Why this spec is not run, field by field; empty if it is.
@@ -244,7 +249,7 @@ pub(crate) fn refusals(spec: &Value) -> Vec<String> {
     found
 }
 
-/// The first SELinux label that this spec asks for, by its path.
+/// The first SELinux label in this spec, with its path.
 pub(crate) fn label(spec: &Value) -> Option<String> {
     let asks = |object: &Value| !is_zero(&object["securityContext"]["seLinuxOptions"]);
     if asks(spec) {
@@ -368,14 +373,14 @@ mod tests {
         }
     }
 
-    /// Fields below served ones that nothing here reads, and why that takes nothing from a pod.
+    /// Fields below served ones that no code reads, and why a pod loses nothing by this.
     const UNREAD: &[(&str, &str)] = &[
         (".fieldRef.apiVersion", "there is one"),
         ("os.name", "admission reads it as it came"),
         ("tolerations[].tolerationSeconds", "the hub ends pods by it"),
     ];
 
-    /// A value of this shape that is none by default.
+    /// A value of this shape that is not the default.
     fn sample(shape: &str, values: Option<&str>) -> Value {
         match shape {
             "bool" => json!(true),
@@ -390,7 +395,7 @@ mod tests {
         }
     }
 
-    /// What `value` lies in, from the outermost on.
+    /// Wraps `value` in these fields, outermost first.
     fn within(path: &[(&str, bool)], value: Value) -> Value {
         path.iter().rev().fold(
             value,
@@ -402,7 +407,8 @@ mod tests {
 
     type Way = Vec<(&'static str, bool)>;
 
-    /// Each leaf from this type on, by its way there (names, and whether each is a list), its shape and the values that it may have.
+    /// Each leaf from this type on: its path (names, and whether each is a list), its shape and its possible
+    /// values.
     fn leaves(
         kind: &'static str,
         way: &mut Way,
@@ -442,7 +448,7 @@ mod tests {
                 return;
             }
             count += 1;
-            // a value that is refused was looked at
+            // a refused value was read
             let without = read(within(way, json!({})));
             let with = read(within(way, json!({name: sample(shape, values)})));
             if with.is_some() && with == without && !UNREAD.iter().any(|(end, _)| row.ends_with(end)) {
@@ -453,7 +459,8 @@ mod tests {
         assert!(count > 150, "{count}");
     }
 
-    /// The table as docs/pods.md has it: in a line what is treated alike for the same reason, in the same part of a spec.
+    /// The table as in docs/pods.md: one line for fields that are treated alike for the same reason, in the
+    /// same part of a spec.
     fn page() -> String {
         let shown = |treatment: &Treatment| match treatment {
             Served => Some((0, "served".to_owned(), "")),

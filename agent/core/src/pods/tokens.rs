@@ -1,10 +1,11 @@
-//! The tokens of service accounts in a pod's volumes: asked for, renewed, kept.
+//! The tokens of service accounts in a pod's volumes: requesting, renewing and keeping them.
 //!
-//! Always holds: a token is bound to its pod, kept in memory only, and renewed after four fifths of its life or a day, some earlier
-//! so that a fleet does not ask at once; one that cannot be renewed stays as it is. Nothing here reads a wall clock: a life is
-//! counted from the answer. A pod that boots without its API server waits [`PATIENCE`] for the token of the volume that a server adds to
-//! every pod, and then starts without: most pods never ask that server for anything. Leaves to others: files (`volumes`), requests
-//! (`actor`).
+//! Always holds: a token is bound to its pod, kept in memory only, and renewed after four fifths of its life
+//! or a day; some are renewed earlier, so that a fleet does not send its requests at the same time; a token
+//! that cannot be renewed stays. A token's life is counted from the answer, without the wall clock. A pod
+//! that boots without its API server waits [`PATIENCE`] for the token of the volume that a server adds to
+//! every pod, and then starts without it: most pods never use this server. Leaves to others: files
+//! (`volumes`), requests (`actor`).
 
 use crate::answer::Now;
 use crate::config::digest::Digest;
@@ -15,37 +16,38 @@ use crate::pods::spec::{FileSource, Pod, TokenSource};
 use crate::sorted::SortedMap;
 use std::time::Duration;
 
-/// `expirationSeconds` of a source that has none: upstream's.
+/// `expirationSeconds` of a source without it: upstream's.
 const DEFAULT_SECS: u64 = 3600;
-/// The longest life that is asked for: upstream's limit, and no time overflows with it.
+/// The longest life that is requested: upstream's limit, with which no time computation overflows.
 const LONGEST_SECS: u64 = 1 << 32;
 /// A token is renewed at this age at the latest, as upstream.
 const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
-/// An answer that names a shorter life is not believed: it would be asked for without end.
+/// An answer with a shorter life is not believed: the token would be requested over and over.
 const SHORTEST_LIFE: Duration = Duration::from_secs(60);
 
-/// For how long a pod that starts waits for contact with its API server: longer than a board's network takes to come up.
+/// How long a starting pod waits for contact with its API server: longer than a board's network takes to come
+/// up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The tokens of one pod.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tokens {
-    /// By audience and life asked for.
+    /// By audience and requested life.
     pub(crate) known: SortedMap<(String, u64), Token>,
-    /// Since when the pod waits to start and has no contact.
+    /// Since when the pod has been waiting to start without contact.
     without_contact: Option<Duration>,
-    /// It starts without the tokens that it did not ask for itself.
+    /// The pod starts without the tokens that its own spec did not request.
     is_patience_over: bool,
 }
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Token {
     content: Option<String>,
-    /// When it is asked for again.
+    /// When it is requested again.
     pub(crate) due: Duration,
     pub(crate) is_asked_for: bool,
     pub(crate) retry: Retry,
-    /// Why there is none.
+    /// Why the token is missing.
     missing: Option<String>,
 }
 
@@ -69,7 +71,7 @@ pub(crate) fn sources(pod: &Pod) -> impl Iterator<Item = &TokenSource> {
 }
 
 impl Tokens {
-    /// For how long a pod that is about to start still waits for contact; `None`: it does not.
+    /// How long a pod that is about to start still waits for contact; `None` if it does not wait.
     pub(crate) fn wait(&mut self, now: Now, has_contact: bool) -> Option<Duration> {
         if has_contact {
             (self.without_contact, self.is_patience_over) = (None, false);
@@ -80,7 +82,7 @@ impl Tokens {
         (!self.is_patience_over).then_some(until)
     }
 
-    /// Whether a volume is made without the token that it lacks.
+    /// Whether a volume may be made without its token.
     pub(crate) fn may_lack_in(&self, volume: &str) -> bool {
         self.is_patience_over && volume.starts_with(kedge_api::AUTOMOUNTED_VOLUME_PREFIX)
     }
@@ -93,7 +95,7 @@ impl Tokens {
         }
     }
 
-    /// Takes an answer; true if what is known changed.
+    /// Takes an answer; returns whether the known state changed.
     pub(crate) fn answered(&mut self, now: Now, name: &TokenName, read: TokenRead) -> bool {
         let key = (name.audience.clone(), name.expiration_secs);
         let Some(token) = self.known.get_mut(&key) else { return false };
@@ -116,7 +118,7 @@ impl Tokens {
     }
 }
 
-/// How long a token is used: up to a tenth shorter, by the pod's UID.
+/// How long a token is used: up to a tenth shorter, depending on the pod's UID.
 fn use_of(life: Duration, uid: &str) -> Duration {
     let longest =
         life.max(SHORTEST_LIFE).saturating_mul(4).checked_div(5).unwrap_or_default().min(LONGEST_USE);
@@ -125,7 +127,7 @@ fn use_of(life: Duration, uid: &str) -> Duration {
     longest.saturating_sub(longest.saturating_mul(share).checked_div(2560).unwrap_or_default())
 }
 
-/// The pod that a token is for.
+/// The pod of a token.
 pub(crate) fn uid_of(name: &TokenName) -> Option<PodUid> {
     PodUid::new(&name.pod.uid)
 }

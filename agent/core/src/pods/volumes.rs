@@ -1,8 +1,9 @@
-//! The volumes of a pod as the runtime makes them: paths checked, files of ConfigMaps, Secrets and the pod's own fields chosen.
+//! The volumes of a pod in the form that the runtime makes: checks the paths, and selects the files of
+//! ConfigMaps, Secrets and the pod's own fields.
 //!
-//! Always holds: a file's path is relative and never leaves its volume; what an optional source lacks is left out, anything else
-//! that is missing is an error in upstream's words. Leaves to others: mounting and replacing files (the runtime), reading objects
-//! (`objects`), what a field holds (`fields`).
+//! Always holds: a file's path is relative and never leaves its volume; missing parts of an optional source
+//! are left out, and any other missing part is an error with upstream's text. Leaves to others: mounting and
+//! replacing files (the runtime), reading objects (`objects`), the value of a field (`fields`).
 
 use crate::pods::event::{NodeFacts, Volume, VolumeFile, VolumeSource};
 use crate::pods::fields;
@@ -17,25 +18,26 @@ use crate::pods::tokens::{FoundToken, Tokens};
 use crate::sorted::SortedSet;
 use std::collections::BTreeMap;
 
-/// Most bytes of files in one pod's volumes: one object may be named by many items and volumes.
+/// Most bytes of files in one pod's volumes: many items and volumes may name the same object.
 pub(crate) const MOST_FILE_BYTES: usize = 16 * 1024 * 1024;
-/// What a file costs beside its content.
+/// The memory that a file costs in addition to its content.
 const FILE_BYTES: usize = 256;
-/// `defaultMode` of a volume that has none: upstream's.
+/// `defaultMode` of a volume without it: upstream's.
 const DEFAULT_MODE: u32 = 0o644;
 
-/// Why the volumes cannot be made yet, or as the pod is.
+/// Why the volumes cannot be made, either now or with this pod at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum VolumeProblem {
-    /// An object is being read.
+    /// An object it needs is being read.
     Awaited,
-    /// Event `FailedMount`.
+    /// Shown as event `FailedMount`.
     Failed(String),
-    /// The same: its files have more bytes than a node holds for a pod. To look again costs all of them.
+    /// The same, because its files have more bytes than a node allows for a pod. Each further try transfers
+    /// all of them.
     TooLarge(String),
 }
 
-/// What is wrong with the volumes or mounts of this spec, whatever the objects hold.
+/// The complaint about the volumes or mounts of this spec, independent of the objects' content.
 pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
     for volume in &spec.volumes {
         let sources = [
@@ -82,6 +84,7 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
     spec.all_containers().find_map(|container| {
         let known = |name: &str| names.contains(name);
         let mut mounts = container.volume_mounts.iter();
+        // `subPath` is joined to the path of the volume, and must not lead out of it
         let is_below = |mount: &VolumeMount| {
             let path = &mount.sub_path;
             let is_one = path.is_empty() || mount.sub_path_expr.is_empty();
@@ -98,7 +101,7 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
     })
 }
 
-/// A path that a source asks for and may not have.
+/// A path in a source that is not allowed.
 fn path_outside(source: FileSource<'_>) -> Option<&str> {
     let paths: Vec<&String> = match source {
         FileSource::Object(_, object) => object.items.iter().map(|item| &item.path).collect(),
@@ -112,7 +115,7 @@ fn is_absolute(path: &str) -> bool {
     path.starts_with('/') && !path.contains('\0') && path.split('/').all(|part| part != "..")
 }
 
-/// Where a container may have a mount; upstream takes a relative path, too.
+/// Whether a container may have a mount at this path; upstream accepts a relative path too.
 fn is_place(path: &str) -> bool {
     !path.is_empty() && !path.contains('\0') && !has_way_up(path)
 }
@@ -121,12 +124,13 @@ pub(crate) fn has_way_up(path: &str) -> bool {
     path.split('/').any(|part| part == "..")
 }
 
-/// The same without parts that say nothing.
+/// The same path without redundant parts.
 pub(crate) fn plain_path(path: &str) -> String {
     path.split('/').filter(|part| !matches!(*part, "" | ".")).collect::<Vec<_>>().join("/")
 }
 
-/// Whether a relative path stays inside, and is none of those by which a volume's files are replaced: `..data`.
+/// Whether a relative path stays inside the volume, and does not collide with names that replacing the files
+/// uses: `..data`.
 fn is_inside(path: &str) -> bool {
     !path.starts_with("..")
         && !path.contains('\0')
@@ -145,7 +149,7 @@ pub(crate) fn volumes(
     pod.spec.volumes.iter().map(|volume| maker.volume(volume)).collect()
 }
 
-/// Those with files of the API, each by itself.
+/// The volumes with files of the API, each with its own result.
 pub(crate) fn file_volumes(
     pod: &Pod,
     objects: &Objects,
@@ -161,14 +165,14 @@ struct Maker<'a> {
     pod: &'a Pod,
     objects: &'a Objects,
     tokens: &'a Tokens,
-    /// None: only volumes of files are made.
+    /// `None` if only volumes of files are made.
     images: Option<&'a ImageVolumes>,
     node: &'a NodeFacts,
-    /// Bytes of files that the pod may still have.
+    /// Bytes of files that the pod may still use.
     left: usize,
 }
 
-/// Why a source gives no files.
+/// Why a source yields no files.
 enum Lack {
     Awaited,
     Failed(String),
@@ -209,7 +213,7 @@ impl Maker<'_> {
     fn files(&mut self, volume: &VolumeSpec) -> Result<VolumeSource, Lack> {
         let sources = volume.file_sources().ok_or_else(|| Lack::Failed("it has no source".into()))?;
         let mode = volume.default_mode().unwrap_or(DEFAULT_MODE);
-        // of two sources that give a file the later one counts
+        // if two sources yield the same file, the later one counts
         let mut files = BTreeMap::new();
         for source in sources {
             match source {

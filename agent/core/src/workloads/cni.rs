@@ -3,7 +3,7 @@
 //!
 //! Always holds: pure. The first file by name is used, as for a kubelet with containerd, and an invalid one
 //! is not skipped: the next one would be another network. A pod is detached by the configuration that it was
-//! attached by, even if the file has changed. Errors have upstream's words. Leaves to others: the files, the
+//! attached by, even if the file has changed. Errors have upstream's text. Leaves to others: the files, the
 //! processes, the pod's namespace.
 
 use crate::pods::{HostPort, PodSandbox, PodUid};

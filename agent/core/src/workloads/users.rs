@@ -56,7 +56,7 @@ pub fn resolve(text: &str, passwd: &str, group: &str) -> Result<User, String> {
 /// The user of a container: from its context, or else from the image.
 ///
 /// # Errors
-/// The user or group does not exist; or it is root and must not be, in upstream's words.
+/// The user or group does not exist; or it is root and must not be, with upstream's text.
 pub fn user_of(security: &Security, image: &str, passwd: &str, group: &str) -> Result<User, String> {
     let text = security.user.map_or_else(|| image.to_owned(), |uid| uid.to_string());
     let mut user = resolve(&text, passwd, group)?;

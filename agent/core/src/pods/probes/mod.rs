@@ -1,9 +1,11 @@
-//! Probes: when each runs, what its results come to, and what follows for a container's health.
+//! Probes: when each runs, the verdict from its results, and the effect on a container's health.
 //!
-//! Always holds: of each probe one run is under way; results of another run of the container are dropped; a verdict changes only
-//! after as many equal results in a row as its threshold says; liveness and readiness wait for the startup probe; what could not
-//! be run, or made room for others, counts neither way; a new agent believes what the last one knew until the next verdict. Leaves
-//! to others: when there is a place for a run (`places`), running it (`ProbeOrder`), stopping a container that failed (`starting`).
+//! Always holds: of each probe at most one run is under way; results for another run of the container are
+//! dropped; a verdict changes only after as many equal results in a row as its threshold requires; liveness
+//! and readiness wait for the startup probe; a probe that could not be run, or made room for others, counts
+//! neither as passed nor as failed; a new agent uses the last one's health until the next verdict. Leaves to
+//! others: when a run gets a place (`places`), running it (`ProbeOrder`), stopping a container that failed
+//! (`starting`).
 
 pub(crate) mod order;
 pub(crate) mod spec;
@@ -13,22 +15,22 @@ pub use order::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, Probe
 use crate::pods::spec::{Container, Probe};
 use std::time::Duration;
 
-/// Events about failing probes of one pod in a row, and how long until there may be one more: fewer than upstream's 25, for each
-/// costs bytes of the node's line.
+/// Most Events about failing probes of one pod in a row, and how long until one more is allowed: fewer than
+/// upstream's 25, because each costs bytes on the node's link.
 const MOST_NEWS: u32 = 10;
 pub(crate) const NEWS_EVERY: Duration = Duration::from_secs(300);
 
-/// One probe of the run that is followed.
+/// One probe of the followed run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Track {
-    /// When it runs next; None: it is under way, or it rests.
+    /// When it runs next; `None` while it is under way or pauses.
     due: Option<Duration>,
     /// When the run that is under way was ordered.
     pub(crate) ordered: Option<Duration>,
-    /// The last result, and how often in a row.
+    /// The last result, and how often it came in a row.
     last: Option<(bool, u32)>,
     verdict: Option<bool>,
-    /// What was last announced of it, and when.
+    /// The last announced text, and when it was announced.
     pub(crate) told: Option<(String, Duration)>,
 }
 
@@ -43,13 +45,13 @@ pub(crate) struct Probes {
     is_adopted: bool,
     /// In the order of `ProbeKind::ALL`.
     tracks: [Track; 3],
-    /// What a later agent will find.
+    /// The health that a later agent will find.
     pub(crate) noted: Health,
-    /// What an earlier agent knew of a run.
+    /// The health of a run as an earlier agent noted it.
     found: Option<(u32, Health)>,
 }
 
-/// How the run is that probes are about.
+/// The state of the run that is probed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunNow {
     pub(crate) attempt: u32,
@@ -66,14 +68,14 @@ impl Probes {
         &mut self.tracks[kind as usize]
     }
 
-    /// A start of the agent found this run running.
+    /// A new agent found this run running.
     pub(crate) fn adopt(&mut self, attempt: u32, health: Health) {
         if self.attempt != Some(attempt) {
             self.found = Some((attempt, health));
         }
     }
 
-    /// Begins with another run, or goes on with the one that is followed.
+    /// Starts to follow another run, or continues with the same.
     pub(crate) fn follow(&mut self, attempt: u32) {
         if self.attempt == Some(attempt) {
             return;
@@ -85,7 +87,7 @@ impl Probes {
         self.track_mut(ProbeKind::Readiness).verdict = found.map(|health| health.is_ready);
     }
 
-    /// Its startup probe has passed, or it has none.
+    /// Whether its startup probe has passed or does not exist.
     pub(crate) fn has_started(&self, spec: &Container) -> bool {
         spec.startup_probe.is_none() || self.track(ProbeKind::Startup).verdict == Some(true)
     }
@@ -104,15 +106,16 @@ impl Probes {
     fn is_wanted(&self, spec: &Container, kind: ProbeKind, is_stopping: bool) -> bool {
         let has_started = self.has_started(spec);
         match kind {
-            // as upstream: readiness goes on to the end
+            // as upstream: readiness is probed until the end
             ProbeKind::Readiness => has_started,
             ProbeKind::Liveness => has_started && !is_stopping && self.failed().is_none(),
             ProbeKind::Startup => !has_started && !is_stopping && self.failed().is_none(),
         }
     }
 
-    /// When a probe runs first. Adopted runs are spread over a period, so that a start of the agent is no burst. So is liveness
-    /// without a delay of its own, as by upstream's ticks: what has just been started has no port open yet.
+    /// When a probe runs first. Probes of adopted runs are spread over a period, so that a start of the agent
+    /// does not cause a burst. So are liveness probes without a delay, as with upstream's ticks: a container
+    /// that was just started has no port open yet.
     fn first(&self, spec: &Container, kind: ProbeKind, probe: &Probe, uid: &str) -> Duration {
         let is_early =
             kind == ProbeKind::Liveness && probe.initial_delay().is_zero() && spec.startup_probe.is_none();
@@ -121,7 +124,7 @@ impl Probes {
         self.since.unwrap_or_default().saturating_add(probe.initial_delay().max(spread))
     }
 
-    /// The probes to be run now.
+    /// The probes that have to run now.
     pub(crate) fn due(&mut self, spec: &Container, uid: &str, now: Duration, run: RunNow) -> Vec<ProbeKind> {
         if !run.is_running {
             self.tracks.iter_mut().for_each(|track| track.due = None);
@@ -150,7 +153,7 @@ impl Probes {
         self.tracks.iter().filter_map(|track| track.due).min()
     }
 
-    /// Takes a result; true: the verdict has changed.
+    /// Takes a result; returns whether the verdict changed.
     pub(crate) fn answered(
         &mut self,
         kind: ProbeKind,
@@ -190,7 +193,7 @@ fn spread(period: Duration, uid: &str, container: &str, kind: ProbeKind) -> Dura
     period.checked_div(1024).unwrap_or_default().saturating_mul(part)
 }
 
-/// How many Events about probes a pod may still have.
+/// Limits how many Events about probes a pod may still have.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ProbeNews {
     spent: u32,

@@ -1,7 +1,8 @@
-//! What a probe is ordered to do, and what it found: the contract with its performer.
+//! The order of a probe, and its outcome: the contract with its performer.
 //!
-//! Always holds: an order is complete, with address and port; the performer needs nothing of the pod. Leaves to others: when a probe
-//! runs and what its result means (`probes`), performing it (the crate `kedge`).
+//! Always holds: an order is complete, with address and port; the performer needs no other data of the pod.
+//! Leaves to others: when a probe runs and the meaning of its result (`probes`), performing it (the crate
+//! `kedge`).
 
 use crate::pods::keys::ContainerKey;
 use serde::{Deserialize, Serialize};
@@ -41,16 +42,16 @@ pub struct ProbeKey {
 pub struct ProbeOrder {
     pub key: ProbeKey,
     pub check: Check,
-    /// From when it begins; what takes longer has failed.
+    /// Counted from its start; a probe that takes longer has failed.
     pub timeout: Duration,
 }
 
-/// What a probe or a hook does.
+/// The action of a probe or a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Check {
-    /// Runs a program in the container, as its first process was run.
+    /// Runs a program in the container, with the settings of its first process.
     Exec { command: Vec<String> },
-    /// Sends a GET request. No certificate is verified.
+    /// Sends a GET request. Certificates are not verified.
     Http(HttpCheck),
     /// Opens a connection.
     Tcp { host: String, port: u16 },
@@ -66,22 +67,22 @@ pub struct HttpCheck {
     pub port: u16,
     /// With its query; begins with `/`.
     pub path: String,
-    /// A value holds no control characters.
+    /// A value contains no control characters.
     pub headers: Vec<(String, String)>,
 }
 
-/// What a run of a probe found.
+/// The outcome of a run of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProbeOutcome {
     Passed,
-    /// It passed, but for something that somebody should know.
+    /// It passed, but with a warning for people.
     Warned(String),
     Failed(String),
-    /// It could not be run. That says nothing about the container, and does not count.
+    /// The probe could not be run. This shows nothing about the container, and does not count.
     Errored(String),
 }
 
-/// What is known of the health of a run, and remembered for the next agent.
+/// The known health of a run, which is remembered for the next agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Health {

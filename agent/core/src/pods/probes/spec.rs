@@ -1,7 +1,7 @@
-//! Probes as a spec has them, their defaults, and what they come to in a pod with an address.
+//! Probes as a spec has them, their defaults, and the order they become in a pod with an address.
 //!
-//! Always holds: a field that is 0 or absent has upstream's default, for a static pod comes without them; a probe that was read has
-//! exactly one handler. Leaves to others: when a probe runs (`probes`).
+//! Always holds: a field that is 0 or absent has upstream's default, because a static pod comes without
+//! defaults; a probe that was read has exactly one handler. Leaves to others: when a probe runs (`probes`).
 
 use crate::pods::probes::order::{Check, HttpCheck, ProbeKind};
 use crate::pods::spec::{Container, EnvVar, Exec, HttpGet, HttpHeader, Port, PortOfProbe, Probe};
@@ -38,7 +38,7 @@ impl Probe {
         if passed { or_default(self.success_threshold, 1) } else { or_default(self.failure_threshold, 3) }
     }
 
-    /// What is wrong with it; the path of the field comes first.
+    /// The complaint about it; starts with the path of the field.
     fn complaint(&self, kind: ProbeKind) -> Option<String> {
         let given =
             [self.exec.is_some(), self.http_get.is_some(), self.tcp_socket.is_some(), self.grpc.is_some()];
@@ -60,7 +60,7 @@ impl Probe {
         self.http_get.as_ref().and_then(HttpGet::complaint)
     }
 
-    /// What it does, or why it cannot be run.
+    /// The check to run, or why it cannot be run.
     pub(crate) fn check(&self, container: &Container, pod_ip: &str) -> Result<Check, String> {
         match self {
             Self { exec: Some(exec), .. } => Ok(exec.check(container)),
@@ -79,7 +79,7 @@ impl Probe {
 }
 
 impl Exec {
-    /// References to variables are expanded, as upstream, as far as the spec itself has their values.
+    /// Expands references to variables, as upstream, as far as the spec itself has their values.
     pub(crate) fn check(&self, container: &Container) -> Check {
         let known: SortedMap<&str, &EnvVar> =
             container.env.iter().map(|variable| (variable.name.as_str(), variable)).collect();
@@ -91,7 +91,7 @@ impl Exec {
     }
 }
 
-/// `$(NAME)` replaced once, `$$` is `$`; a name without a value stays.
+/// Replaces each `$(NAME)` once, and `$$` by `$`; a name without a value stays.
 fn expanded<'a>(text: &str, value: &dyn Fn(&str) -> Option<&'a str>) -> String {
     let mut done = String::new();
     let mut rest = text;
@@ -166,7 +166,7 @@ fn host(given: &str, pod_ip: &str) -> Result<String, String> {
 }
 
 impl PortOfProbe {
-    /// Its number, in upstream's words if there is none.
+    /// The port's number, or upstream's error text if it has none.
     fn number(&self, ports: &[Port]) -> Result<u16, String> {
         match self {
             Self::Number(number) => port_number(*number),
@@ -204,7 +204,7 @@ impl Container {
         ProbeKind::ALL.iter().any(|kind| self.probe(*kind).is_some())
     }
 
-    /// What is wrong with its probes; `is_init`: it runs to its end before others begin.
+    /// The complaint about its probes; `is_init`: it runs to its end before others start.
     pub(crate) fn complaint_about_probes(&self, is_init: bool) -> Option<String> {
         for kind in ProbeKind::ALL {
             let field = format!("container {}: {}Probe", self.name, kind.word().to_lowercase());

@@ -9,7 +9,7 @@ use crate::pods::{
 use kedge_api::Timestamp;
 use serde_json::{Value, json};
 
-/// The probes of one container, of the run 0, which runs from second 0 on.
+/// The probes of one container, for the run 0, which runs from second 0 on.
 struct Bench {
     spec: Container,
     probes: Probes,
@@ -23,7 +23,7 @@ impl Bench {
         Self { spec, probes }
     }
 
-    /// The probes that begin at that second.
+    /// The probes that start in that second.
     fn due(&mut self, secs: u64) -> Vec<ProbeKind> {
         self.due_of(secs, false)
     }
@@ -38,7 +38,8 @@ impl Bench {
         self.probes.answered(kind, &probe, Duration::from_secs(secs), outcome)
     }
 
-    /// Runs the probe each second from `secs` on with these results (`+`, `-`, `?` not run), and gives what is known after each.
+    /// Runs the probe each second from `secs` on with these results (`+`, `-`, `?` for not run), and returns
+    /// the verdict after each.
     fn run(&mut self, kind: ProbeKind, secs: u64, results: &str) -> String {
         let known = results.chars().enumerate().map(|(index, result)| {
             let at = secs + index as u64;
@@ -76,7 +77,7 @@ fn verdict_changes_at_its_threshold() {
     check(json!({}), "+--+---+", "++++++-+");
     check(json!({"successThreshold": 2}), "+-++--+---", "   ++++++-");
     check(json!({"failureThreshold": 1, "successThreshold": 3}), "-++-+++-", "------+-");
-    // what could not be run neither counts nor begins anew
+    // a probe that could not be run neither counts nor restarts the count
     check(json!({"failureThreshold": 2}), "+-??-+", "++++-+");
 }
 
@@ -168,14 +169,15 @@ fn events_about_one_pod_are_bounded() {
 pub(crate) struct Node {
     pub(crate) pods: Pods,
     pub(crate) secs: u64,
-    /// What was ordered and is not carried out.
+    /// Orders that are not performed.
     pub(crate) seen: Vec<PodAction>,
 }
 
 const KEY: &str = "a";
 
 impl Node {
-    /// The pod's only container, `a`, has these fields; it is prepared, and was started by this agent at second 1.
+    /// The pod's only container, `a`, has these fields; the pod is prepared, and this agent started the
+    /// container at second 1.
     pub(crate) fn new(fields: &str) -> Self {
         let mut node = Self { pods: Pods::new("edge"), secs: 1, seen: vec![] };
         node.begin(fields, Inventory::default());
@@ -187,7 +189,7 @@ impl Node {
         node
     }
 
-    /// The same container runs since second 1, and a new agent finds it then, with this noted of it.
+    /// The same container runs since second 1, and a new agent finds it at `secs`, with these notes about it.
     pub(crate) fn found(fields: &str, secs: u64, noted: impl Fn(ContainerKey) -> Inventory) -> Self {
         let uid = Self::new(fields).uid();
         let mut node = Self { pods: Pods::new("edge"), secs, seen: vec![] };
@@ -245,7 +247,7 @@ impl Node {
         actions
     }
 
-    /// The runtime carries everything out; probes and the API's part stay.
+    /// The runtime performs everything except probes and requests to the API server.
     pub(crate) fn perform(&mut self, actions: Vec<PodAction>) {
         for action in actions {
             match self.carried_out(action) {
@@ -258,7 +260,7 @@ impl Node {
         }
     }
 
-    /// What the runtime or the disk says once it has carried this out; `Err`: others do that.
+    /// The event with which the runtime or the disk answers this action; `Err` if others perform it.
     pub(crate) fn carried_out(&self, action: PodAction) -> Result<PodEvent, Box<PodAction>> {
         let seen = |container: ContainerKey, state| {
             let (image_name, image_reference) = ("x:1".into(), "x:1".into());
@@ -305,7 +307,8 @@ impl Node {
         self.accept(&patches);
     }
 
-    /// The API server takes the statuses; the latest container's `started` and `ready`, and whether the pod is.
+    /// The API server accepts the statuses; returns the latest container's `started` and `ready`, and whether
+    /// the pod is ready.
     fn accept(&mut self, actions: &[PodAction]) -> Option<(Value, Value)> {
         let mut shown = None;
         for action in actions {
@@ -329,7 +332,7 @@ impl Node {
         self.tell(PodEvent::Probed { probe: ProbeKey { container, kind }, outcome })
     }
 
-    /// Time passes until probes begin; which.
+    /// Lets time pass until probes start; returns them.
     fn wait(&mut self) -> Vec<ProbeOrder> {
         for _ in 0..20 {
             let due = self.pods.next_deadline().expect("a probe is due");
@@ -445,7 +448,7 @@ fn new_agent_believes_what_the_last_one_knew() {
 fn probe_that_hangs_delays_no_other() {
     let both = format!("{READINESS}, livenessProbe: {{tcpSocket: {{port: 81}}, initialDelaySeconds: 1}}");
     let mut node = Node::new(&both);
-    // readiness is under way, and is not answered
+    // readiness is under way, and gets no answer
     let mut begun = 0;
     while node.secs < 100 {
         for order in node.wait() {

@@ -1,4 +1,4 @@
-//! Fetches the images of the pod that will take a pod's place (`ahead`).
+//! Fetches the images of the pod that will replace this one (`ahead`).
 
 use crate::answer::Now;
 use crate::images::image::Image;
@@ -13,13 +13,13 @@ use kedge_api::PULL_AHEAD_ANNOTATION;
 impl Life {
     pub(crate) fn note_what_is_asked_ahead(&mut self) {
         if let (Origin::Api { .. }, Some(pod)) = (&self.origin, &self.pod) {
-            // one that has nothing to do here keeps no annotations: it would be asked anew by each news of it
+            // an idle pod keeps no annotations: each event about it would make the request anew
             let asked = pod.annotations.get(PULL_AHEAD_ANNOTATION).filter(|_| !self.is_idle());
             self.ahead.asked(asked);
         }
     }
 
-    /// Orders the next image that is asked for.
+    /// Orders the next requested image.
     pub(crate) fn pull_ahead(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
         let Some(next) = self.ahead.next() else { return };
         let policy = Some(next.policy.as_str()).filter(|policy| !policy.is_empty());

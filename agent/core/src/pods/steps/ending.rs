@@ -1,24 +1,26 @@
-//! The steps down: containers stop in their order, what is left of them is removed, at last the pod.
+//! The steps by which a pod goes down: its containers stop in their order, then their remains are removed,
+//! and the pod's own part last.
 //!
-//! Always holds: sidecars stop after all other containers, the last one first; a container gets what is left of the pod's grace,
-//! at least two seconds; nothing of a pod is removed while one of its containers may run, nor before its final status was
-//! accepted where there is one to report; a static pod's end waits for no API server. Leaves to others: performing the steps.
+//! Always holds: sidecars stop after all other containers, the last one first; a container gets the remainder
+//! of the pod's grace period, at least two seconds; no part of a pod is removed while one of its containers
+//! may run, nor before the API server accepted its final status if there is one to report; the end of a
+//! static pod waits for no API server. Leaves to others: performing the steps.
 
 use crate::pods::event::PodAction;
 use crate::pods::keys::ContainerKey;
 use crate::pods::life::{ContainerLife, Context, Doing, Life, Sandbox, Swept, Verdict};
 use std::time::Duration;
 
-/// The least time between the signal and KILL: kubelet's `minimumGracePeriodInSeconds`.
+/// The shortest time between the signal and KILL: kubelet's `minimumGracePeriodInSeconds`.
 const LEAST_GRACE: Duration = Duration::from_secs(2);
 
 impl Life {
-    /// The next steps of a pod that ends, or has finished.
+    /// Gives the next steps of a pod that ends or has finished.
     pub(crate) fn go_down(&mut self, ctx: &mut Context<'_>) {
         if matches!(self.verdict, Verdict::Rejected(_)) && self.end.is_none() {
             return;
         }
-        // an agent that is killed meanwhile must go on with the same end
+        // the end must be on disk first: an agent that is killed meanwhile has to continue with the same end
         if self.end.is_none() && !self.is_failure_settled() {
             return;
         }
@@ -26,7 +28,8 @@ impl Life {
         if !self.is_down() {
             return;
         }
-        // what is left of its containers is the evidence until the end is reported, or what they did is recorded
+        // the containers' remains are the evidence, so they stay until the end is reported or their results
+        // are recorded
         let is_known = match (&self.end, &self.failed) {
             (Some(_), _) => self.is_end_reported(),
             (None, Some(_)) => self.is_failure_settled(),
@@ -60,12 +63,12 @@ impl Life {
             self.stop_any(&name, grace, ctx);
         }
         if main_is_left && grace > LEAST_GRACE {
-            // as upstream: their hooks run with those of the others
+            // as upstream: their `preStop` hooks run together with those of the other containers
             for name in &last {
                 self.begin_pre_stop(name, grace, &format!("Stopping container {name}"), ctx);
             }
             if !last.is_empty() {
-                // sidecars that main containers wait for must not outlast the grace
+                // main containers that stop late must not make the sidecars exceed the grace period
                 let end_of_grace = ctx.now.mono.saturating_add(grace).saturating_sub(LEAST_GRACE);
                 self.wake_at(end_of_grace);
             }
@@ -84,7 +87,7 @@ impl Life {
         inits.filter(|spec| spec.is_sidecar()).map(|spec| spec.name.clone()).collect()
     }
 
-    /// A main container is being created or started: it will have to be stopped before the sidecars.
+    /// Whether a main container is being created or started: it will have to be stopped before the sidecars.
     fn has_start_under_way(&self, sidecars: &[String]) -> bool {
         let mut main = self.containers.iter().filter(|(name, _)| !sidecars.contains(name));
         main.any(|(_, container)| matches!(container.command, Some(Doing::Create(_) | Doing::Start(_))))
@@ -108,7 +111,7 @@ impl Life {
         }
     }
 
-    /// Stops the latest run; a stop under way is only given again with a shorter grace.
+    /// Stops the latest run; if a stop is already under way, repeats it only with a shorter grace period.
     pub(crate) fn stop(&mut self, name: &str, grace: Duration, message: String, ctx: &mut Context<'_>) {
         let now = ctx.now.mono;
         let uid = self.uid.clone();
@@ -119,7 +122,7 @@ impl Life {
         let kill_at = now.saturating_add(grace);
         match container.command {
             None => {}
-            // a second of difference is worth no command
+            // a difference of a second does not justify another command
             Some(Doing::Stop { kill_at: before, .. })
                 if kill_at.saturating_add(Duration::from_secs(1)) < before => {}
             Some(Doing::PreStop { attempt, until }) => {
@@ -150,7 +153,7 @@ impl Life {
         ctx.actions.push(PodAction::StopContainer { container, signal: None, grace });
     }
 
-    /// Stops a run that a later one has taken the place of.
+    /// Stops a run that was replaced by a later one.
     pub(crate) fn stop_older(&mut self, name: &str, ctx: &mut Context<'_>) {
         let now = ctx.now.mono;
         let uid = self.uid.clone();
@@ -167,7 +170,7 @@ impl Life {
         ctx.actions.push(PodAction::StopContainer { container, signal: None, grace: LEAST_GRACE });
     }
 
-    /// Removes one earlier run, if nothing else is under way.
+    /// Removes one earlier run, unless another command is under way.
     pub(crate) fn remove_older(&mut self, name: &str, ctx: &mut Context<'_>) {
         let Some(container) = self.containers.get(name) else { return };
         let dead = container.older.iter().find(|(_, is_live)| !**is_live).map(|(attempt, _)| *attempt);
@@ -200,7 +203,7 @@ impl Life {
         }
     }
 
-    /// Removes the pod's own part; its logs too if it ends, or the disk is short.
+    /// Removes the pod's own part; also its logs if the pod ends or the disk is short.
     fn sweep(&mut self, ctx: &mut Context<'_>) {
         let gives_up_logs = self.end.is_some() || self.gives_up_logs;
         let goal = if gives_up_logs { Swept::All } else { Swept::KeptLogs };
@@ -219,7 +222,7 @@ impl Life {
         ctx.actions.push(PodAction::RemovePod { pod: self.uid.clone(), keep_logs });
     }
 
-    /// The pod's own part is removed.
+    /// Notes that the pod's own part was removed.
     pub(crate) fn removed(&mut self) {
         self.is_dirty = true;
         let kept_logs = self.sandbox == Sandbox::Removing { keep_logs: true };
@@ -228,16 +231,16 @@ impl Life {
         self.sandbox_retry.succeeded();
     }
 
-    /// It is over, and none of its containers runs, or is about to.
+    /// Whether the pod is over and none of its containers runs or is about to run.
     pub(crate) fn is_down(&self) -> bool {
         self.is_over() && !self.may_run()
     }
 
-    /// Whether something would be started or stopped for it if pods were not held.
+    /// Whether a container of it would be started or stopped now if pods were not held.
     pub(crate) fn waits_for_a_hold_to_end(&self) -> bool {
         match self.is_over() {
             true => self.may_run(),
-            // what has run before is started again, too, if it ended
+            // a pod that ran before also waits if a container of it ended
             false => {
                 let runs = |name: &String| self.containers.get(name).is_some_and(ContainerLife::is_live);
                 self.pod.as_ref().is_some_and(|pod| !pod.spec.containers.iter().all(|spec| runs(&spec.name)))
@@ -245,12 +248,12 @@ impl Life {
         }
     }
 
-    /// One of its containers runs, or is about to.
+    /// Whether one of its containers runs or is about to run.
     pub(crate) fn may_run(&self) -> bool {
         self.containers.values().any(|container| container.is_live() || is_busy(container.command))
     }
 
-    /// Whether everything is removed that the runtime had.
+    /// Whether all parts of the pod that the runtime had are removed.
     pub(crate) fn is_swept(&self) -> bool {
         self.swept == Swept::All && !self.has_begun()
     }

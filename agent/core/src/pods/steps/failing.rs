@@ -8,7 +8,7 @@ use kedge_api::Timestamp;
 use std::time::Duration;
 
 impl Life {
-    /// The node ends it, and it has failed.
+    /// Notes that the pod has failed, so that the node ends it.
     pub(crate) fn fail(&mut self, failed: Failed) {
         if self.failed.is_none() && !self.is_over() {
             self.failed = Some(failed);
@@ -52,7 +52,8 @@ impl Life {
         });
     }
 
-    /// Whether the failure would survive a power cut; or the disk takes no record, which must not keep a full disk full.
+    /// Whether the failure is on disk, or the disk accepts no record: a full disk must not keep the pod that
+    /// fills it.
     pub(crate) fn is_failure_settled(&self) -> bool {
         self.failed.is_none() || self.is_recorded() || self.is_record_refused()
     }

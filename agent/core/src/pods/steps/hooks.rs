@@ -11,7 +11,7 @@ use crate::sorted::SortedMap;
 use std::time::Duration;
 
 impl ContainerLife {
-    /// This agent has started a run.
+    /// Notes that this agent has started a run.
     pub(crate) fn started(&mut self, attempt: u32, has_hook: bool) {
         let post_start = has_hook.then_some((attempt, PostStart::Wanted));
         self.hooks = Hooks { post_start, ..Hooks::default() };
@@ -26,7 +26,7 @@ impl ContainerLife {
         self.hooks.post_start.filter(|(attempt, _)| *attempt == run.attempt).map(|(_, state)| state)
     }
 
-    /// No postStart hook of its run is wanted, under way, or has failed.
+    /// Whether the postStart hook of its run is absent or has succeeded.
     pub(crate) fn is_past_its_hook(&self) -> bool {
         self.post_start().is_none()
     }
@@ -35,7 +35,7 @@ impl ContainerLife {
         self.post_start() == Some(PostStart::Failed)
     }
 
-    /// Whether containers behind it wait, as upstream, until it runs and its postStart hook has ended.
+    /// Whether containers behind it wait: as upstream, until it runs and its postStart hook has ended.
     pub(crate) fn holds_up(&self, spec: &Container) -> bool {
         let is_starting = matches!(self.command, Some(Doing::Pull | Doing::Create(_) | Doing::Start(_)));
         let has_hook = spec.lifecycle.post_start.is_some();
@@ -43,13 +43,13 @@ impl ContainerLife {
         has_hook && (is_starting || is_at_it)
     }
 
-    /// What is left of the grace after a preStop hook.
+    /// The remainder of the grace period after a preStop hook.
     pub(crate) fn grace_after_hook(&self, attempt: u32, now: Duration) -> Option<Duration> {
         let (_, until) = self.hooks.pre_stopped.filter(|(stopped, _)| *stopped == attempt)?;
         Some(until.saturating_sub(now))
     }
 
-    /// Whether the end of this hook is waited for.
+    /// Whether another step waits for the end of this hook.
     pub(crate) fn awaits_hook(&self, of: u32, kind: HookKind) -> bool {
         match kind {
             HookKind::PostStart => self.hooks.post_start == Some((of, PostStart::UnderWay)),
@@ -68,7 +68,7 @@ impl ContainerLife {
 }
 
 impl Life {
-    /// Runs postStart hooks that are due, and ends waiting for preStop hooks whose time is over.
+    /// Runs postStart hooks that are due, and stops waiting for preStop hooks whose time is over.
     pub(crate) fn see_to_hooks(&mut self, ctx: &mut Context<'_>) {
         let Some(pod) = self.pod.clone() else { return };
         let is_ending = self.end.is_some();
@@ -80,6 +80,8 @@ impl Life {
             }
             let Some(container) = self.containers.get_mut(&spec.name) else { continue };
             if let Some(Doing::PreStop { attempt, until }) = container.command {
+                // the grace period is over, so the signal no longer waits; noted, so that the next agent does
+                // not either
                 if until <= ctx.now.mono {
                     let key = self.key(&spec.name, attempt);
                     let note = HookNote::PreStopped { until };
@@ -96,6 +98,7 @@ impl Life {
                 continue;
             }
             let attempt = container.run.as_ref().map_or(0, |run| run.attempt);
+            // a container that is about to stop runs no postStart hook any more
             let Some(hook) = spec.hook(HookKind::PostStart).filter(|_| !is_ending) else {
                 container.hooks.post_start = None;
                 continue;
@@ -118,7 +121,7 @@ impl Life {
         }
     }
 
-    /// Begins the preStop hook of a run that is to be stopped; true: the signal waits for it.
+    /// Starts the preStop hook of a run that shall be stopped; returns whether the signal has to wait for it.
     pub(crate) fn begin_pre_stop(
         &mut self,
         name: &str,
@@ -126,7 +129,7 @@ impl Life {
         message: &str,
         ctx: &mut Context<'_>,
     ) -> bool {
-        // as upstream: no time, no hook
+        // as upstream: without a grace period no hook runs
         let has_time = self.end.as_ref().is_none_or(|end| !end.grace.is_zero()) && !grace.is_zero();
         let Some(pod) = self.pod.clone().filter(|_| has_time) else { return false };
         let Some(spec) = pod.spec.all_containers().find(|spec| spec.name == name) else { return false };
@@ -162,7 +165,7 @@ impl Life {
         true
     }
 
-    /// A hook has been run.
+    /// Takes the result of a hook.
     pub(crate) fn hook_ended(
         &mut self,
         key: &ContainerKey,
@@ -176,7 +179,7 @@ impl Life {
         }
         self.is_dirty = true;
         let note = match (kind, container.command) {
-            // a failed one is run again by an agent that does not know of it
+            // a failed hook is run again by an agent that has no note of it
             (HookKind::PostStart, _) => done.is_ok().then_some(HookNote::Started),
             (_, Some(Doing::PreStop { until, .. })) => Some(HookNote::PreStopped { until }),
             _ => None,
@@ -190,7 +193,7 @@ impl Life {
             HookKind::PreStop => container.end_pre_stop(),
         }
         let Err(why) = done else { return };
-        // as upstream: what a hook wrote may be secret, so no Event has it
+        // as upstream: the output of a hook may be secret, so Events never contain it
         let (reason, message) = match kind {
             HookKind::PostStart => ("FailedPostStartHook", "PostStartHook failed"),
             HookKind::PreStop => ("FailedPreStopHook", "PreStopHook failed"),
@@ -202,7 +205,7 @@ impl Life {
         actions.push(PodAction::Log(Level::Warn, text));
     }
 
-    /// A hook was stopped for others, and waits for its next turn.
+    /// A hook was stopped to make room for others, and waits for its next turn.
     pub(crate) fn hook_made_room(
         &mut self,
         key: &ContainerKey,
@@ -213,7 +216,7 @@ impl Life {
         let Some(container) = container.filter(|container| container.awaits_hook(key.attempt, kind)) else {
             return;
         };
-        // it may come again each few minutes
+        // this may happen again every few minutes
         if std::mem::replace(&mut container.hooks.made_room, true) {
             return;
         }
@@ -221,7 +224,7 @@ impl Life {
         self.announce_of(&key.container, true, repeated(kind), message, actions);
     }
 
-    /// The agent found this run at its start, with what the last one noted of its hooks.
+    /// The agent found this run at its start; takes the last agent's note of its hooks.
     pub(crate) fn adopt_hooks(
         &mut self,
         now: Duration,
@@ -234,7 +237,7 @@ impl Life {
         let hooks = &mut container.hooks;
         match *note {
             HookNote::PostStart => hooks.post_start = Some((key.attempt, PostStart::Wanted)),
-            // it was to be stopped, and was not: another stop is another matter
+            // the earlier stop was never carried out, so a new stop runs the hook again
             HookNote::PreStopped { until } if until > now => hooks.pre_stopped = Some((key.attempt, until)),
             HookNote::PreStopped { .. } | HookNote::Started | HookNote::PreStop => {}
         }
@@ -252,7 +255,8 @@ impl Life {
         }
     }
 
-    /// Where probes and hooks reach the pod: as upstream, on the machine's network at the node's address.
+    /// The address at which probes and hooks reach the pod: as upstream, the node's address if the pod is on
+    /// the machine's network.
     pub(crate) fn address(&self, pod: &Pod, node: Option<&NodeFacts>) -> String {
         let of_node = || node.and_then(|node| node.addresses.first());
         let address = if pod.spec.host_network { of_node() } else { self.network.addresses.first() };

@@ -9,7 +9,7 @@ use crate::pods::spec::{Pod, pull_policy};
 use crate::pods::steps::starting::credentials;
 
 impl Life {
-    /// Sees to the next image; true if all are there.
+    /// Orders the next image; returns whether all are on the node.
     pub(crate) fn see_to_image_volumes(&mut self, pod: &Pod, ctx: &mut Context<'_>) -> bool {
         let known = &self.image_volumes;
         if known.pulling.is_some() {
@@ -38,7 +38,7 @@ impl Life {
         false
     }
 
-    /// The image that was asked for is there.
+    /// The ordered image is on the node.
     pub(crate) fn image_volume_ready(&mut self, image: Image, actions: &mut Vec<PodAction>) {
         let Some((volume, reference)) = self.image_volumes.pulling.take() else { return };
         self.image_volumes.retry.succeeded();

@@ -1,7 +1,7 @@
-//! What changes the life of a pod: one file for each thing that is seen to.
+//! The steps that change the life of a pod, one file for each sort.
 //!
-//! Always holds: a step takes the life and its surroundings (`Context`), and appends complete actions. Leaves to others: what a life
-//! consists of (`life` and the parts that it holds), which pods there are (`Pods`).
+//! Always holds: a step takes the life and its surroundings (`Context`), and appends complete actions. Leaves
+//! to others: the content of a life (`life` and its parts), the set of pods (`Pods`).
 
 mod ahead;
 mod ending;

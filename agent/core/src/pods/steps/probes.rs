@@ -22,7 +22,7 @@ impl ContainerLife {
         })
     }
 
-    /// Whether it has started, and is ready, as a status shows it.
+    /// Whether it has started and is ready, as a status shows it.
     pub(crate) fn health(&self, spec: &Container) -> Health {
         let is_followed = self.run.as_ref().is_some_and(|run| {
             self.is_past_its_hook()
@@ -38,7 +38,8 @@ impl ContainerLife {
 }
 
 impl Life {
-    /// Runs the probes that are due, and notes when the next ones are. `may_run`: pods are not held.
+    /// Runs the probes that are due, and notes when the next ones are. `may_run` is false while pods are
+    /// held.
     pub(crate) fn see_to_probes(
         &mut self,
         now: Now,
@@ -89,7 +90,7 @@ impl Life {
         }
     }
 
-    /// A probe has been run.
+    /// Takes the result of a probe.
     pub(crate) fn probed(
         &mut self,
         now: Now,
@@ -109,7 +110,7 @@ impl Life {
             return;
         }
         self.is_dirty |= probes.answered(key.kind, probe, now.mono, outcome);
-        // a liveness probe that was under way when the pod began to end says nothing any more
+        // a liveness probe that was under way when the pod started to end no longer counts
         let next = probes.next();
         self.probe_wake = self.probe_wake.into_iter().chain(next).min();
         self.tell_of_probe(now, key, outcome, actions);
@@ -147,7 +148,7 @@ impl Life {
         self.announce_of(name, true, reason, text, actions);
     }
 
-    /// Whether the end of a run of a probe or a hook is waited for.
+    /// Whether the end of this run of a probe or a hook is still needed.
     pub(crate) fn awaits(&self, run: &RunKey) -> bool {
         let key = run.container();
         let Some(container) = self.containers.get(&key.container) else { return false };
@@ -162,7 +163,7 @@ impl Life {
             }
     }
 
-    /// A run was stopped for others, and waits for its next turn: it counts neither way.
+    /// A run was stopped for others and waits for its next turn; it counts neither as passed nor as failed.
     pub(crate) fn made_room(&mut self, now: Now, run: &RunKey, actions: &mut Vec<PodAction>) {
         if !self.awaits(run) {
             return;
@@ -176,7 +177,8 @@ impl Life {
         }
     }
 
-    /// Why a container that runs must be stopped, by a probe or a hook: its grace, and upstream's words.
+    /// Why a running container must be stopped because of a probe or a hook: the grace period, and upstream's
+    /// text.
     pub(crate) fn failed_check(&self, pod: &Pod, spec: &Container) -> Option<(Duration, String)> {
         let container = self.containers.get(&spec.name)?;
         if container.has_failed_hook() {

@@ -1,10 +1,10 @@
-//! What of a pod is recorded on disk and reported to the API server.
+//! The record of a pod on disk, and the reports about it to the API server.
 //!
-//! Always holds: one write and one request of a pod are under way; a status is sent only if it differs from what the server has,
-//! and not before the results in it are durable; where the server may have a status of this node that the node has not seen, the
-//! next one takes effect only on the version that it was composed for; the record is removed before the node's last word on the
-//! pod, so that no pod comes back whose object is gone. Leaves to others: what a status says (`status`), what a record holds
-//! (`record`).
+//! Always holds: at most one write and one request of a pod are under way; a status is sent only if it
+//! differs from the server's, and not before the results in it are on disk; if the server may have a status
+//! of this node that the node has not seen, the next status takes effect only on the version that it was
+//! composed for; the record is removed before the node deletes the pod's object, so that no pod comes back
+//! after its object is gone. Leaves to others: the content of a status (`status`) and of a record (`record`).
 
 use crate::answer::{Answer, Now};
 use crate::pods::event::{ContainerState, DesiredFile, Exit, PodAction, TERMINATION_MESSAGE_BYTES};
@@ -24,7 +24,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 impl Life {
-    /// Whether there is, or should be, a record of it: a static pod's file is its record, but for how its containers ended.
+    /// Whether the pod has, or should have, a record: the file of a static pod is its record, except for its
+    /// results, failure and deadline.
     fn has_record_of_its_own(&self) -> bool {
         match self.origin {
             Origin::Api { .. } => true,
@@ -38,7 +39,7 @@ impl Life {
         }
     }
 
-    /// Whether its record says what it should.
+    /// Whether its record is up to date.
     pub(crate) fn is_recorded(&self) -> bool {
         if !self.has_record_of_its_own() {
             return true;
@@ -47,18 +48,19 @@ impl Life {
         !saved.is_stale && saved.wanted.is_some() && saved.durable == saved.wanted && !saved.is_unknown
     }
 
-    /// Whether containers may be started: a power cut would find the pod again. A later change that cannot be written stops none.
+    /// Whether containers may be started, because the pod would be found again after a power cut. A later
+    /// change that cannot be written stops no container.
     pub(crate) fn may_start(&self) -> bool {
         let was_recorded = self.is_static() || self.saved.durable.is_some();
         self.is_recorded() || (was_recorded && self.saved.retry.failures() > 0)
     }
 
-    /// The disk did not take its record, and is asked again.
+    /// Whether the disk failed to write its record, so that the write is tried again.
     pub(crate) fn is_record_refused(&self) -> bool {
         self.saved.retry.failures() > 0
     }
 
-    /// Writes the record if it does not say what it should.
+    /// Writes the record if it is out of date.
     pub(crate) fn save(&mut self, ctx: &mut Context<'_>) {
         let Some(pod) = self.pod.clone().filter(|_| self.has_record_of_its_own()) else { return };
         let node_uid = self.node_uid().to_owned();
@@ -87,19 +89,21 @@ impl Life {
         ctx.actions.push(PodAction::SaveDesired { file: DesiredFile::Pod(self.uid.clone()), content });
     }
 
-    /// Whether a power cut must not make the node forget it: not what was not judged, what ends and was never recorded, or what has
-    /// nothing to do here.
+    /// Whether a power cut must not make the node forget it; that is unnecessary for a pod that was not
+    /// judged, one that ends and was never recorded, and one that is idle.
     fn needs_record(&self) -> bool {
         self.verdict != Verdict::Pending && self.end.is_none() && !self.is_idle()
     }
 
-    /// It was rejected, or had finished before it came here, and the runtime has nothing of it. The API server knows as much.
+    /// Whether it was rejected, or had finished before it came here, and the runtime has no part of it. The
+    /// API server knows the same.
     pub(crate) fn is_idle(&self) -> bool {
         let is_rejected = matches!(self.verdict, Verdict::Rejected(_));
         (is_rejected || self.is_finished_elsewhere) && !self.has_begun()
     }
 
-    /// Drops what only pods with something to do here need, for there may be many others; true if there was something.
+    /// Drops data that only a pod with work on this node needs, because there may be many other pods; returns
+    /// whether there was any.
     pub(crate) fn slim(&mut self) -> bool {
         if !self.is_idle() || self.is_static() || self.has_record() {
             return false;
@@ -130,7 +134,7 @@ impl Life {
     ) {
         self.is_dirty = true;
         let Some(written) = self.saved.writing.take() else {
-            // the removal of a record from before its time
+            // this was the removal of a record from before this life
             self.saved.is_unknown |= done.is_err();
             return;
         };
@@ -152,14 +156,14 @@ impl Life {
         }
     }
 
-    /// The server has a final status, and nothing here adds to it.
+    /// Whether the server has a final status, and this node has nothing to add.
     fn is_told_by_others(&self) -> bool {
         let Some(api) = &self.api else { return self.is_finished_elsewhere && self.has_no_run() };
         let is_failure_told = || {
             let told = |failed: &Failed| api.status["reason"] == *failed.reason;
             api.status["phase"] == "Failed" && self.failed.as_ref().is_some_and(told)
         };
-        // somebody else may have ended it in the API, and knows of no end of its containers
+        // another client may have ended it in the API without knowing how its containers ended
         let lists = ["initContainerStatuses", "containerStatuses"];
         let mut told = lists.iter().flat_map(|list| api.status[*list].as_array()).flatten();
         (self.is_finished_elsewhere || is_failure_told())
@@ -171,8 +175,9 @@ impl Life {
         self.containers.values().all(|container| container.run.is_none())
     }
 
-    /// Whether the server has the final status, or there is none to tell it to. A static pod's end waits for no server: its file says
-    /// that it ends, and what takes its place must begin where no server is reached, too.
+    /// Whether the server has the final status, or no server is left to report it to. The end of a static pod
+    /// waits for no server: its file already shows the end, and its successor must also start while the
+    /// server is unreachable.
     pub(crate) fn is_end_reported(&self) -> bool {
         if self.is_static() {
             return true;
@@ -187,7 +192,7 @@ impl Life {
     fn is_reported_now(&self, api: &InApi) -> bool {
         let Some(pod) = &self.pod else { return true };
         let Some(situation) = self.situation(pod, &[]) else { return true };
-        // times and addresses aside: what the end of the pod says
+        // only the fields that show the pod's end, without times and addresses
         let now = kedge_api::Timestamp::default();
         let new = status::compose(&situation, &api.status, now);
         let says_it = |status: &Value| {
@@ -199,18 +204,18 @@ impl Life {
             .refused
             .as_ref()
             .is_some_and(|refused| refused.get("containerStatuses") == new.get("containerStatuses"));
-        // what the server made of a status that it took is its own affair
+        // changes that the server made to an accepted status do not matter here
         is_refused || says_it(&api.status) || api.accepted.as_ref().is_some_and(says_it)
     }
 
-    /// Sends the status if it differs from what the server has.
+    /// Sends the status if it differs from the server's.
     pub(crate) fn report(&mut self, ctx: &mut Context<'_>) {
         let Some(pod) = self.pod.clone() else { return };
         let Some(api) = self.api.as_ref().filter(|api| !api.is_deleted && api.sent.is_none()) else { return };
-        // a result must not be heard of before it would survive a power cut
+        // a result must not be reported before it would survive a power cut
         let has_result = !self.results.is_empty() && !self.is_recorded();
         let is_settled = self.end.is_some() || (!has_result && self.is_failure_settled());
-        // what is left to say after the final status is said by the deletion
+        // after the final status the deletion reports the rest
         let is_removed = matches!(self.sandbox, Sandbox::Removing { .. }) || self.is_swept();
         let is_told = self.end.is_some() && is_removed;
         let is_judged = self.verdict != Verdict::Pending || self.end.is_some();
@@ -256,7 +261,7 @@ impl Life {
         }
     }
 
-    /// The server answered to a status.
+    /// Takes the server's answer to a status.
     pub(crate) fn status_answered(&mut self, now: Now, answer: &Answer) {
         self.is_dirty = true;
         let Some(api) = &mut self.api else { return };
@@ -279,12 +284,14 @@ impl Life {
                 self.finished_by_others(&known);
             }
             Answer::Refused { status: 404, .. } => api.is_deleted = true,
-            // a permission may come, and so may a server that takes it; a pod that ends does not wait for that
+            // the node may get the permission later, or reach a server that accepts the status; a pod that
+            // ends does not wait for this
             refusal if refusal.is_final() => {
                 api.refused = Some(sent);
                 api.retry.0.failed(now.mono);
             }
-            // it has another version, or another pod of that name has come: the watch shows either
+            // the server has another version of the pod, or another pod of that name: in both cases the watch
+            // shows it
             Answer::Refused { status: 409, .. } => {
                 if api.conflicts == 0 {
                     // it answers again
@@ -299,14 +306,14 @@ impl Life {
                 }
             }
             Answer::Refused { .. } | Answer::Failed(_) => {
-                // the server may have taken it all the same
+                // the server may have accepted the status although the answer was lost
                 api.is_unsure = true;
                 api.retry.0.failed(now.mono);
             }
         }
     }
 
-    /// The node's last word, once nothing is left of the pod.
+    /// Deletes the pod's object, once no part of the pod is left.
     pub(crate) fn delete(&mut self, ctx: &mut Context<'_>) {
         let may = self.end.is_some() && self.is_swept() && !self.has_record();
         let Some(api) = self.api.as_mut().filter(|api| may && api.awaits_delete) else { return };
@@ -336,14 +343,14 @@ impl Life {
         self.saved.durable.is_some() || self.saved.is_unknown || self.saved.writing.is_some()
     }
 
-    /// Nothing of it is left anywhere.
+    /// Whether no part of it is left in the runtime, on disk or in the API.
     pub(crate) fn is_over_and_gone(&self) -> bool {
-        // until the watch shows that it is gone, what comes late must meet it
+        // late events must find this life until the watch shows that the object is gone
         let is_in_api = matches!(self.origin, Origin::Api { .. }) && self.api.is_some();
         self.end.is_some() && self.is_swept() && !self.has_record() && !is_in_api
     }
 
-    /// Its object, or its mirror, in a later state than the one known.
+    /// Takes its object, or its mirror, in a later state than the known one.
     pub(crate) fn seen_in_api(&mut self, object: &Value) {
         let Some(api) = self.api.as_mut().filter(|api| api.reference.uid == object["metadata"]["uid"]) else {
             return;
@@ -352,13 +359,14 @@ impl Life {
             return;
         }
         match api.accepted {
-            // what an earlier agent reported may arrive after this one began
+            // a report of an earlier agent may arrive after this agent started
             None => self.learn(&object["status"]),
             Some(_) => self.finished_by_others(&object["status"]),
         }
     }
 
-    /// Takes from the API's status what this process did not see: restarts, and how earlier runs ended.
+    /// Takes from the API's status the facts that this process did not see: restarts, and how earlier runs
+    /// ended.
     pub(crate) fn learn(&mut self, status: &Value) {
         for list in ["initContainerStatuses", "containerStatuses"] {
             for told in status[list].as_array().into_iter().flatten() {
@@ -377,8 +385,9 @@ impl Life {
         self.finished_by_others(status);
     }
 
-    /// The API server has a final phase that this node did not report: somebody ended the pod there (an eviction, a garbage
-    /// collector), or it ended before this process knew it. As upstream, it ends here, too.
+    /// The API server has a final phase that this node did not report: another client ended the pod there (an
+    /// eviction, a garbage collector), or it ended before this process knew it. As upstream, the pod then
+    /// ends here too.
     pub(crate) fn finished_by_others(&mut self, status: &Value) {
         let is_terminal = matches!(status["phase"].as_str(), Some("Failed" | "Succeeded"));
         let Some(pod) = self.pod.clone().filter(|_| is_terminal && !self.is_static() && !self.is_over())
@@ -386,7 +395,7 @@ impl Life {
             return;
         };
         self.is_finished_elsewhere = true;
-        // what is finished never runs again, also after a start without the API server
+        // a finished container never runs again, also after a start without the API server
         let told = |spec: &Container| {
             let mut statuses = status["containerStatuses"].as_array()?.iter();
             let told = statuses.find(|told| told["name"] == spec.name)?;
@@ -407,7 +416,7 @@ impl Life {
         self.saved.is_stale = true;
     }
 
-    /// What a status is composed of; None while there is nothing to say.
+    /// The input of a status; `None` while there is no status to report.
     fn situation<'a>(&'a self, pod: &'a Pod, host_addresses: &'a [String]) -> Option<Situation<'a>> {
         let is_rejected = matches!(self.verdict, Verdict::Rejected(_));
         let is_down = self.is_down();
@@ -443,7 +452,7 @@ impl Life {
         })
     }
 
-    /// Why the pod does not begin, while it should.
+    /// Why the pod does not start although it should.
     pub(crate) fn shown_hindrance(&self) -> Option<&Hindrance> {
         self.hindrance.as_ref().filter(|_| self.sandbox != Sandbox::Ready && !self.is_over())
     }
@@ -495,7 +504,8 @@ impl Life {
             };
         };
         match (&run.state, run.started) {
-            // its start failed under an agent that noted so and was killed; the runtime knows of no end
+            // its start failed under an agent that was killed after it had noted the result; the runtime has
+            // no exit of it
             (ContainerState::Created, _) if self.results.contains_key(&spec.name) => {
                 (Shown::Terminated(Terminated::by(&self.results[&spec.name], id(run.attempt))), last)
             }
@@ -508,15 +518,15 @@ impl Life {
             (ContainerState::Exited(_) | ContainerState::Lost(_), _) => {
                 let end =
                     run.terminated(id(run.attempt)).unwrap_or_else(|| Terminated::unseen(id(run.attempt)));
-                // it will run again: upstream shows why it waits
+                // it will run again, so as upstream the status shows why it waits
                 let waits = container.waiting.is_some() && !self.is_over();
                 if waits { (waiting(), Some(end)) } else { (Shown::Terminated(end), last) }
             }
         }
     }
 
-    /// Upstream's rule for a pod that is over: nothing says that this container ever began. One that may have, and left no trace, has
-    /// failed.
+    /// Upstream's rule for a pod that is over: whether there is no sign that this container ever started. If
+    /// the container may have started and left no trace, it counts as failed.
     fn never_began(&self, pod: &Pod, spec: &Container) -> bool {
         let has_trace = |container: &Container| {
             let life = self.containers.get(&container.name);
@@ -525,7 +535,7 @@ impl Life {
         };
         let init = &pod.spec.init_containers;
         if let Some(place) = init.iter().position(|container| container.name == spec.name) {
-            // the first one began whenever the pod did
+            // the first one started whenever the pod did
             return place > init.iter().rposition(has_trace).unwrap_or(0);
         }
         let Some(last) = init.last() else { return false };
@@ -534,7 +544,7 @@ impl Life {
         !is_initialized && !pod.spec.containers.iter().any(has_trace)
     }
 
-    /// An init container that must have completed, for main containers have run.
+    /// Whether this init container must have completed, because main containers have run.
     fn is_init_of_the_past(&self, pod: &Pod, spec: &Container) -> bool {
         let is_init = pod.spec.init_containers.iter().any(|init| init.name == spec.name);
         let has_run = |main: &Container| {
@@ -544,7 +554,7 @@ impl Life {
     }
 }
 
-/// Upstream's words for an init container that nobody saw complete.
+/// Upstream's text for an init container whose completion was not seen.
 fn completed_unseen() -> Terminated {
     let message = "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally";
     Terminated {
@@ -556,7 +566,7 @@ fn completed_unseen() -> Terminated {
 }
 
 impl ContainerLife {
-    /// Takes what was last reported of it.
+    /// Takes its last reported state.
     fn learn(&mut self, uid: &PodUid, name: &str, told: &Value) {
         let count = u32::try_from(told["restartCount"].as_u64().unwrap_or(0)).unwrap_or(u32::MAX);
         let id = told["containerID"].as_str().unwrap_or_default();
@@ -567,7 +577,7 @@ impl ContainerLife {
         let is_same = self.run.as_ref().is_some_and(|run| is_known(run.attempt));
         let before = Terminated::read(&told["lastState"]["terminated"]);
         let end = Terminated::read(&state["terminated"]);
-        // an agent before this one did, and announced it
+        // an earlier agent saw this run's end, and announced it
         let mut ends = end.iter().chain(&before);
         self.untold.take_if(|(attempt, _)| {
             ends.any(|end| end.is_unseen() && end.container_id == shown_id(&key(*attempt)))
@@ -585,7 +595,7 @@ impl ContainerLife {
     }
 }
 
-/// The object that stands for a static pod in the API.
+/// The object that represents a static pod in the API.
 pub(crate) fn mirror_of(pod: &Pod, hash: &str, node_name: &str, node_uid: &str) -> Value {
     let mut annotations = pod.annotations.clone();
     annotations.insert(MIRROR_ANNOTATION.into(), hash.to_owned());
@@ -625,7 +635,7 @@ mod tests {
         assert_eq!(lines.count(), 1, "logged once");
         let urgent = |it: &&PodAction| matches!(it, PodAction::RecordEvent(news) if news.is_urgent);
         assert_eq!(node.seen.iter().filter(urgent).count(), 1);
-        // the same failure again is nothing new, and one that ends says nothing more
+        // a repeated failure makes no new Event, and a pod that ends makes none
         node.fails_volumes = None;
         node.wait(300);
         assert!(node.runs("p") && node.pods.report()[0].waits.is_none());
@@ -655,7 +665,7 @@ mod tests {
         assert!(node.pods.report()[0].waits.is_none());
     }
 
-    /// The state of each container, those of init first.
+    /// The state of each container, init containers first.
     fn states(node: &Node, pod: &str) -> Vec<(String, String)> {
         let list = |name: &str| node.status(pod)[name].as_array().cloned().unwrap_or_default();
         let all = list("initContainerStatuses").into_iter().chain(list("containerStatuses"));
@@ -695,7 +705,8 @@ mod tests {
         assert_eq!(states(&node, "p"), [is("Completed"), is("Error"), is("Completed")]);
     }
 
-    /// What a pod is reported to be: whether it is ready and since when, and how often its container was restarted.
+    /// The reported status of a pod: whether it is ready and since when, and how often its container was
+    /// restarted.
     fn reported(node: &Node) -> (Value, String, u64) {
         let ready = node.condition("p", "Ready");
         let restarts = node.status("p")["containerStatuses"][0]["restartCount"].as_u64();
@@ -703,7 +714,7 @@ mod tests {
         (ready["status"].clone(), since, restarts.unwrap_or_default())
     }
 
-    /// The server sees to it that no time moves, in each of these.
+    /// The test server checks in each of these tests that no time changes.
     #[test]
     fn times_stay_when_an_answer_is_lost() {
         for are_shown in [true, false] {
@@ -722,7 +733,8 @@ mod tests {
                 node.wait(60);
                 let (is_ready, since, _) = reported(&node);
                 assert_eq!((&node.status("p")["startTime"], is_ready), (&began, json!("True")));
-                // what was sent meanwhile: that it is not ready for a moment, which it is not any more when that is heard of
+                // a status was sent meanwhile which says that the pod is not ready; the pod is ready again
+                // before the server receives it
                 node.patches = Patches::Unheard { are_shown };
                 node.ends("p", "a", 1);
                 node.wait(3);
@@ -754,7 +766,8 @@ mod tests {
         assert_eq!(node.condition("p", "PodScheduled")["lastTransitionTime"], began);
     }
 
-    /// An agent is killed, its status is on its way, and the next agent reads the pods before it arrives.
+    /// An agent is killed while its status is on its way, and the next agent reads the pods before it
+    /// arrives.
     #[test]
     fn times_stay_when_a_status_of_an_earlier_agent_is_late() {
         let mut node = Node::new();
@@ -771,7 +784,8 @@ mod tests {
         assert_eq!(reported(&node).0, "True");
     }
 
-    /// An agent before this one could not say how it is; the runtime says so at the start, before the API server is reached.
+    /// An earlier agent did not know the container's state; the runtime reports it at the start, before the
+    /// API server is reached.
     #[test]
     fn loss_is_announced_once_however_many_agents_find_it() {
         let mut node = Node::new();

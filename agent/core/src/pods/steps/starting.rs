@@ -1,8 +1,9 @@
-//! The steps up: admission, volumes and network, containers in their order.
+//! The steps by which a pod starts: admission, volumes and network, containers in their order.
 //!
-//! Always holds: nothing is started before the pod's record is durable, nor while another pod of its namespace and name, or one that
-//! ends of its DaemonSet, has anything left; init containers run one after the other; an image is seen to before each run. Leaves to
-//! others: performing the steps, and the steps down (`ending`).
+//! Always holds: no container starts before the pod's record is on disk, nor while parts remain of another
+//! pod with its namespace and name, or of an ending pod of its DaemonSet; init containers run one after the
+//! other; the image is checked, and pulled if needed, before each run. Leaves to others: performing the
+//! steps, and the steps down (`ending`).
 
 use crate::answer::Level;
 use crate::images::image::Image;
@@ -23,17 +24,17 @@ use crate::pods::{resources, security};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// The kind of a controller that has one pod on a node.
+/// The kind of the controller that has one pod on each node.
 const DAEMON_SET: &str = "DaemonSet";
 
 /// When a container that ended is started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Restart {
-    /// A sidecar: always.
+    /// A sidecar restarts always.
     Sidecar,
-    /// An init container: until it succeeds, unless the pod's policy is Never.
+    /// An init container restarts until it succeeds, unless the pod's policy is Never.
     Init(RestartPolicy),
-    /// By the pod's policy.
+    /// A main container restarts by the pod's policy.
     Main(RestartPolicy),
 }
 
@@ -48,7 +49,7 @@ impl Restart {
 }
 
 impl Life {
-    /// The next steps of a pod that should run.
+    /// Takes the next steps of a pod that should run.
     pub(crate) fn go_up(&mut self, ctx: &mut Context<'_>) {
         let Some(pod) = self.pod.clone() else { return };
         if self.verdict != Verdict::Admitted || !self.may_start() {
@@ -72,9 +73,10 @@ impl Life {
         }
     }
 
-    /// Whether the other pod must be gone before this one begins: a namesake, or one that ends of the same DaemonSet, or of the same
-    /// controller if another Node left it. A DaemonSet has one pod on a node, whatever their names; only under `maxSurge` a second one,
-    /// beside one that does not end.
+    /// Whether the other pod must be gone before this one starts: it has the same name, or it ends and
+    /// belongs to the same DaemonSet, or another Node left it and it belongs to the same controller. A
+    /// DaemonSet has one pod on a node, whatever the pods' names are; only under `maxSurge` it has a second
+    /// one, beside one that does not end.
     fn follows(&self, other: &Life) -> bool {
         let controller = |life: &Self| life.pod.as_ref().and_then(|pod| pod.controller.clone());
         let is_left = || {
@@ -94,7 +96,7 @@ impl Life {
             return;
         }
         if ctx.is_shutting_down {
-            // upstream's words
+            // upstream's text
             let (reason, message) =
                 ("NodeShutdown".to_owned(), "Pod was rejected as the node is shutting down.".to_owned());
             return self.reject(admission::Rejection { reason, message }, ctx);
@@ -108,7 +110,7 @@ impl Life {
             admission::admit(&pod, self.is_static(), node, others.iter().map(|pod| &pod.spec))
         };
         let verdict = judge(&all);
-        // a rejection is for good: not for want of what pods have that are about to go
+        // a rejection is final, so it must not be caused by resources of pods that will soon be gone
         if verdict.is_err() && judge(&staying.filter_map(spec).collect::<Vec<_>>()).is_ok() {
             return;
         }
@@ -116,7 +118,8 @@ impl Life {
             && rejection.reason == admission::NODE_AFFINITY
             && self.is_in_doubt(ctx)
         {
-            // as upstream: the server may know labels of the Node that have not come here yet, and has bound the pod by those
+            // as upstream: the server may have bound the pod by labels of the Node that have not arrived here
+            // yet
             let message = format!("{}; it is judged again once the Node was read", rejection.message);
             return self.is_hindered_by(ctx.now, admission::NODE_AFFINITY, message, ctx.actions);
         }
@@ -128,21 +131,21 @@ impl Life {
         }
     }
 
-    /// Whether the Node has not been read since it was first thought of as one that does not belong here.
+    /// Whether the Node has not been read since its labels were first found not to fit the pod.
     fn is_in_doubt(&mut self, ctx: &Context<'_>) -> bool {
         let (ordered, done) = ctx.node_reading;
         *self.doubt.get_or_insert(ordered.saturating_add(1)) > done
     }
 
-    /// Whether it has, or will have, its part of the node.
+    /// Whether it uses, or will use, a share of the node.
     fn takes_its_share(&self) -> bool {
         let may_run = self.end.is_none() || self.has_begun();
-        // what fails has its part until its containers have ended
+        // a failed pod keeps its share until its containers have ended
         let is_done = self.is_finished() && (self.failed.is_none() || self.is_down());
         self.verdict == Verdict::Admitted && !is_done && may_run
     }
 
-    /// It ends, or the node ends it: what it has is free soon.
+    /// Whether it ends, or the node ends it, so that its share will soon be free.
     pub(crate) fn is_leaving(&self) -> bool {
         self.end.is_some() || self.failed.is_some()
     }
@@ -159,7 +162,7 @@ impl Life {
         self.verdict = Verdict::Rejected(rejection);
     }
 
-    /// Reads what is not known yet.
+    /// Reads the objects that are not known yet.
     fn see_to_objects(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
         for name in objects::needed_by(pod) {
             if !matches!(ctx.objects.find(&name), Found::Data(_)) {
@@ -168,7 +171,8 @@ impl Life {
         }
     }
 
-    /// Something is wrong with what objects hold: all are read again and again until somebody has mended them.
+    /// An object's content prevents the start: reads all objects again and again until a person has corrected
+    /// them.
     fn watch_objects(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
         for name in objects::needed_by(pod) {
             self.see_to_object(&name, ctx);
@@ -176,7 +180,7 @@ impl Life {
     }
 
     fn see_to_object(&mut self, name: &ObjectName, ctx: &mut Context<'_>) {
-        // the present API server knows nothing of what another one's pods refer to
+        // the current API server does not have the objects that another server's pods refer to
         if !ctx.can_read {
             return;
         }
@@ -186,7 +190,7 @@ impl Life {
         }
     }
 
-    /// Reads again what may be old, for a container that starts.
+    /// Reads objects again whose copies may be old, for a container that starts.
     fn refresh_objects(pod: &Pod, since: Duration, ctx: &mut Context<'_>) {
         if !ctx.can_read {
             return;
@@ -196,7 +200,7 @@ impl Life {
         }
     }
 
-    /// The same; true once all are known.
+    /// The same; returns true once all are known.
     fn await_objects(&mut self, pod: &Pod, ctx: &mut Context<'_>) -> bool {
         let since = *self.awaits_objects.get_or_insert(ctx.now.mono);
         Self::refresh_objects(pod, since, ctx);
@@ -205,13 +209,14 @@ impl Life {
         are_known
     }
 
-    /// For what waits since then. What was read meanwhile is enough: of many objects, or over a slow line, the first is read again before
-    /// the last is there, and the wait would never end.
+    /// Whether all objects are settled for a pod that has been waiting since `since`. A read during the wait
+    /// is enough: with many objects, or over a slow link, the first copy is old again before the last
+    /// arrives, so the wait would otherwise never end.
     pub(crate) fn are_objects_settled(pod: &Pod, since: Duration, ctx: &Context<'_>) -> bool {
         objects::needed_by(pod).iter().all(|name| ctx.objects.is_settled(name, since))
     }
 
-    /// Network, volumes, cgroup; true if they are there.
+    /// Prepares network, volumes and cgroup; returns whether they are ready.
     fn prepare(&mut self, pod: &Pod, ctx: &mut Context<'_>) -> bool {
         match self.sandbox {
             Sandbox::Ready => return true,
@@ -229,7 +234,7 @@ impl Life {
         }
         let Some(node) = ctx.node else { return false };
         if let (false, PodNetworks::NotReady(why)) = (pod.spec.host_network, &node.network) {
-            // upstream's words, but for the last ones
+            // upstream's text except for its end
             let message = format!(
                 "network is not ready: container runtime network not ready: NetworkReady=false \
                  reason:NetworkPluginNotReady message:Network plugin returns error: {why}"
@@ -328,7 +333,7 @@ impl Life {
         }
     }
 
-    /// The pod's part is there.
+    /// The pod's own part is prepared.
     pub(crate) fn prepared(&mut self, network: PodNetwork) {
         (self.sandbox, self.is_apart) = (Sandbox::Ready, false);
         self.sandbox_retry.succeeded();
@@ -347,7 +352,7 @@ impl Life {
         for spec in &pod.spec.init_containers {
             let container = self.containers.entry(spec.name.clone()).or_default();
             if spec.is_sidecar() {
-                // as upstream: the next one begins once its startup probe has passed
+                // as upstream: the next container starts once this one's startup probe has passed
                 let has_started = container.health(spec).is_started;
                 self.ensure(pod, spec, Restart::Sidecar, ctx);
                 if !is_initialized && !has_started {
@@ -369,7 +374,7 @@ impl Life {
         }
     }
 
-    /// The next step of one container that should run, or run again.
+    /// Takes the next step of one container that should run, or run again.
     fn ensure(&mut self, pod: &Pod, spec: &Container, restart: Restart, ctx: &mut Context<'_>) {
         let is_done = matches!(restart, Restart::Main(_)) && self.results.contains_key(&spec.name);
         let container = self.containers.entry(spec.name.clone()).or_default();
@@ -377,7 +382,7 @@ impl Life {
             return;
         }
         if container.older.values().any(|is_live| *is_live) {
-            // two runs at once: the earlier one must go first
+            // two runs at once: the earlier one has to end first
             self.stop_older(&spec.name, ctx);
             return;
         }
@@ -391,13 +396,14 @@ impl Life {
                 } else if let Some((grace, message)) = self.failed_check(pod, spec) {
                     self.stop(&spec.name, grace, message, ctx);
                 } else {
-                    // an edit was taken back while the stop failed
+                    // the image was changed back while the stop failed
                     self.replace(&spec.name, false);
                     self.remove_older(&spec.name, ctx);
                 }
                 return;
             }
-            // made, and not started: perhaps by an agent that was killed then. It never ran, so its start is no restart
+            // created but not started, perhaps by an agent that was killed then. It never ran, so its start
+            // does not count as a restart
             Some(run) if !run.has_ended() => {
                 let attempt = run.attempt;
                 if is_changed {
@@ -409,7 +415,8 @@ impl Life {
             }
             Some(run) => {
                 let code = run.exit().map_or(0, |exit| exit.code);
-                // as upstream: another image runs whatever the policy if it takes a run's place, and not if that had ended before
+                // as upstream: a changed image restarts the container under any policy if it stopped this
+                // run, but not if the run had already ended
                 if !run.is_replaced && !restart.after(code) {
                     return;
                 }
@@ -419,14 +426,14 @@ impl Life {
             }
             None => {}
         }
-        // or those whose start fails each time would all be kept
+        // otherwise all runs whose start fails would be kept
         self.remove_older(&spec.name, ctx);
         if self.containers.get(&spec.name).is_some_and(|container| container.command.is_none()) {
             self.create(pod, spec, ctx);
         }
     }
 
-    /// Notes whether the latest run is stopped for another to take its place.
+    /// Notes whether the latest run is stopped to be replaced by another.
     fn replace(&mut self, name: &str, is_replaced: bool) {
         if let Some(run) = self.containers.get_mut(name).and_then(|container| container.run.as_mut()) {
             run.is_replaced = is_replaced;
@@ -440,7 +447,7 @@ impl Life {
         if let Some(container) = self.containers.get_mut(name) {
             container.command = Some(Doing::Start(attempt));
             if has_hook {
-                // an agent may be killed before it hears that the container runs
+                // an agent may be killed before it learns that the container runs
                 let container = key.clone();
                 ctx.actions.push(PodAction::NoteHook { container, note: HookNote::PostStart });
             }
@@ -448,7 +455,7 @@ impl Life {
         }
     }
 
-    /// Whether a container that ended must wait; says so once.
+    /// Whether a container that ended must wait; announces the wait once.
     fn is_backing_off(&mut self, pod: &Pod, name: &str, ctx: &mut Context<'_>) -> bool {
         let Some(container) = self.containers.get_mut(name) else { return false };
         let ended = container.run.as_ref().and_then(|run| run.ended).unwrap_or_default();
@@ -469,7 +476,7 @@ impl Life {
         true
     }
 
-    /// Sees to the image, then creates the next run.
+    /// Checks or pulls the image, then creates the next run.
     fn create(&mut self, pod: &Pod, spec: &Container, ctx: &mut Context<'_>) {
         let now = ctx.now.mono;
         let Some(container) = self.containers.get_mut(&spec.name) else { return };
@@ -478,6 +485,7 @@ impl Life {
             self.wake_at(due);
             return;
         }
+        // the spec was changed since this image was pulled
         if container.image.as_ref().is_some_and(|(name, _)| *name != spec.image) {
             container.image = None;
         }
@@ -506,17 +514,20 @@ impl Life {
                 if is_news {
                     self.announce_of(&spec.name, true, "Failed", format!("Error: {why}"), ctx.actions);
                 }
+                // an edit of an object may correct this
                 self.watch_objects(pod, ctx);
                 return;
             }
         };
         let ended = container.run.as_ref().and_then(|run| run.ended);
+        // a further try to create the run is still the same restart
         if let Some(ended) = ended.filter(|_| container.create.failures() == 0) {
             container.restarts.restarted(ended, now);
         }
         let attempt = container.next_attempt;
         container.keep_end(&self.uid, &spec.name);
         container.command = Some(Doing::Create(attempt));
+        // the next run checks or pulls it again
         container.image = None;
         let signals = [&spec.lifecycle.stop_signal, &image.config.stop_signal];
         let stop_signal = signals.into_iter().find(|signal| !signal.is_empty());
@@ -560,7 +571,7 @@ impl Life {
         })));
     }
 
-    /// The image is there.
+    /// The image is on the node.
     pub(crate) fn image_ready(&mut self, name: &str, image: Image, actions: &mut Vec<PodAction>) {
         let named = self.image_of(name);
         let Some(container) = self.containers.get_mut(name) else { return };
@@ -601,7 +612,8 @@ const REASONS: &[&str] = &[
     "UnexpectedAdmissionError",
 ];
 
-/// The pull secrets' contents; None while one is being read for the first time. One that is missing is left out, as upstream.
+/// The pull secrets' contents; `None` while one is being read for the first time. A missing secret is left
+/// out, as upstream.
 pub(crate) fn credentials(pod: &Pod, ctx: &Context<'_>) -> Option<Vec<Vec<u8>>> {
     let mut all = vec![];
     for secret in &pod.spec.image_pull_secrets {
@@ -618,7 +630,7 @@ pub(crate) fn credentials(pod: &Pod, ctx: &Context<'_>) -> Option<Vec<Vec<u8>>> 
                     all.push([b"{\"auths\":", older.as_slice(), b"}"].concat());
                 }
             }
-            // the image may be there already
+            // the image may be on the node already
             Found::Awaited if !ctx.can_read || ctx.objects.is_out_of_reach(&name) => {}
             Found::Awaited => return None,
             Found::Missing(_) => {}
@@ -644,7 +656,7 @@ fn wants_cluster_dns(pod: &Pod) -> bool {
     }
 }
 
-/// Whole seconds as Go writes a duration.
+/// Whole seconds in Go's format of a duration.
 fn go_duration(secs: u64) -> String {
     match (secs / 60, secs % 60) {
         (0, secs) => format!("{secs}s"),
@@ -675,7 +687,8 @@ mod tests {
             "status": {"phase": "Pending"}})
     }
 
-    /// As after `kubectl delete --force` of a pod that somebody called failed: the next one has another name.
+    /// As after `kubectl delete --force` of a pod that a client reported as failed: the next pod has another
+    /// name.
     #[test]
     fn next_pod_of_a_daemon_set_waits_for_one_that_ends() {
         for (kind, is_forced, waits) in
@@ -704,7 +717,7 @@ mod tests {
         }
     }
 
-    /// Under `maxSurge` the old one goes on until the new one is available.
+    /// Under `maxSurge` the old pod keeps running until the new one is available.
     #[test]
     fn pod_starts_beside_one_of_its_set_that_goes_on() {
         let mut node = Node::new();
@@ -746,8 +759,8 @@ mod tests {
         assert!(node.runs("p"));
     }
 
-    /// A pod with eight copies of each of so many ConfigMaps of so many bytes, over a line on which each read takes 5 s. Seconds until
-    /// `is_so`, of 400, and the reads.
+    /// Runs a pod with eight copies of each of `maps` ConfigMaps of `bytes` bytes, over a link on which each
+    /// read takes 5 s. Returns the seconds until `is_so`, of 400, and the reads.
     fn over_a_slow_line(maps: usize, bytes: usize, is_so: impl Fn(&Node) -> bool) -> (Option<u64>, usize) {
         let mut node = Node::new();
         let source = |number: usize| {

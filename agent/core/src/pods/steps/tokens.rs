@@ -8,9 +8,9 @@ use crate::pods::tokens::{key_of, sources};
 use std::time::Duration;
 
 impl Life {
-    /// Asks for the tokens that are missing or due.
+    /// Requests the tokens that are missing or due.
     pub(crate) fn see_to_tokens(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
-        // another API server knows neither the pod nor its account
+        // another API server has neither the pod nor its account
         let Some(api) = self.api.as_ref().filter(|api| ctx.can_read && !api.is_deleted) else { return };
         let mut wake = None;
         for source in sources(pod) {

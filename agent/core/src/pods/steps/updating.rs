@@ -1,9 +1,10 @@
-//! The files of a running pod's volumes: brought up to what the API server has now.
+//! Updates the files of a running pod's volumes to the API server's current data.
 //!
-//! Always holds: a volume is replaced whole, or stays as it is while what it should hold is unknown or cannot be read; files are not
-//! replaced before what they hold is durable, so a power cut brings back nothing older. What a pod knows of itself is taken from the
-//! API server, not from its record, which may be older. Leaves to others: when objects are read again (`actor`), tokens (`tokens`),
-//! writing the files (the runtime).
+//! Always holds: a volume is replaced as a whole, or stays as it is while its new content is unknown or
+//! unreadable; files are not replaced before their content is on disk, so a power cut brings back no older
+//! content. Fields of the pod itself are taken from the API server, not from its record, which may be older.
+//! Leaves to others: when objects are read again (`actor`), tokens (`tokens`), writing the files (the
+//! runtime).
 
 use crate::answer::Now;
 use crate::pods::event::{Failure, PodAction};
@@ -13,7 +14,7 @@ use crate::pods::spec::Pod;
 use crate::pods::volumes::{self, VolumeProblem};
 
 impl Life {
-    /// Orders the volumes whose files should be others.
+    /// Orders the volumes whose files should change.
     pub(crate) fn update_files(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
         let is_known = self.api.is_some() || self.is_static();
         if self.sandbox != Sandbox::Ready || !self.files.is_stale || self.files.is_updating || !is_known {
@@ -40,7 +41,7 @@ impl Life {
                         changed.push(volume);
                     }
                 }
-                // it is looked at again when an answer comes
+                // an answer triggers another look
                 Err(VolumeProblem::Awaited) => {}
                 Err(VolumeProblem::Failed(why) | VolumeProblem::TooLarge(why)) => {
                     self.announce(true, "FailedMount", why, ctx.actions);
@@ -53,7 +54,7 @@ impl Life {
         }
     }
 
-    /// Some were not replaced; which is unknown.
+    /// Replacing some volumes failed; which of them is unknown.
     pub(crate) fn update_failed(&mut self, now: Now, failure: &Failure, actions: &mut Vec<PodAction>) {
         let retry = &mut self.files.retry;
         retry.failed(now.mono);
@@ -165,7 +166,7 @@ mod tests {
             self.tell(PodEvent::TokenRead { name: asked.clone(), read })
         }
 
-        /// One that runs with this content and token.
+        /// A node whose pod runs with this content and token.
         fn running() -> (Self, TokenName) {
             let (mut world, actions) = Self::new();
             let asked = asked(&actions).expect("a token is asked for");
@@ -184,7 +185,7 @@ mod tests {
         })
     }
 
-    /// The contents of the volumes that are replaced, by volume and path.
+    /// The contents of the replaced volumes, by volume and path.
     fn updates(actions: &[PodAction]) -> Vec<String> {
         let volumes = actions.iter().filter_map(|action| match action {
             PodAction::UpdateVolumes { volumes, .. } => Some(volumes),
@@ -215,7 +216,7 @@ mod tests {
         world.secs = 200;
         world.tell(PodEvent::ObjectsAreOld);
         assert_eq!(updates(&world.map_is("2")), ["map/key 2"]);
-        // another one while it is under way
+        // another update while the first is under way
         world.secs = 300;
         world.tell(PodEvent::ObjectsAreOld);
         assert!(updates(&world.map_is("3")).is_empty(), "one at a time");
@@ -238,7 +239,7 @@ mod tests {
         answer(&mut world, "o", "1");
         answer(&mut world, "q", "1");
         world.tell(PodEvent::PodPrepared { pod: pod(), network: PodNetwork::default() });
-        // each read takes 15 s, and all are read again each 10 s
+        // each read takes 15 s, and all are read again every 10 s
         let (mut seen, mut maps) = (vec![], ["o", "q"].into_iter().cycle());
         for secs in 100..200 {
             world.secs = secs;
@@ -285,7 +286,7 @@ mod tests {
         let mut reads = vec![];
         for secs in 2..1802 {
             let actions = world.at(secs);
-            // what concerns other pods has this one looked at, too
+            // an event for other pods causes a look at this pod too
             let other = ObjectName { name: "other".into(), ..name() };
             let all = [actions, world.tell(PodEvent::ObjectRead { name: other, read: ObjectRead::Missing })];
             if all.iter().flatten().any(|action| *action == PodAction::ReadObject(name())) {
@@ -294,7 +295,7 @@ mod tests {
             }
         }
         assert_eq!(reads, [601, 1201, 1801], "each ten minutes");
-        // an edit that somebody else's need shows is taken at once
+        // an edit that was read for another pod is taken at once
         world.tell(PodEvent::ObjectsAreOld);
         let prepared = world.map_is("small");
         assert!(prepared.iter().any(|action| matches!(action, PodAction::PreparePod(_))), "{prepared:?}");
