@@ -1,7 +1,7 @@
-//! The real agent with something on its node or its server misbehaving: what it requests again after a
-//! restart, what it notices of a server that started over, and that renewals continue whatever blocks. A
-//! server that behaves is the real hub; one that counts bytes or forgets is a script. Every wait is for a
-//! request, and ends the test if the request never arrives.
+//! The real agent while a part of its node or its server fails: its requests after a restart, its reaction to
+//! a server that started over, and renewals that continue whatever blocks. A server that behaves is the real
+//! hub; one that counts bytes or forgets is a script. Every wait is for a request, and ends the test if the
+//! request never arrives.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod net_server;

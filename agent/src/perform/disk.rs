@@ -445,14 +445,17 @@ impl DiskLoop {
         !matches!(self.files.read(Path::new(&file.path(version)), 0), Err(ReadError::NotFound { .. }))
     }
 
-    /// Builds that did not name their commit called themselves by their release alone. The first start of one that does takes over what
-    /// they left, as the same version. It stays there, too, should such a build be put back. The verdicts go first: a cut between the two
-    /// costs no more than counts. A run that may change nothing reads it where it lies.
+    /// Earlier builds did not include their commit in the version, so their records are filed under the
+    /// release alone. The first start of a build with a commit copies these records to its own version. The
+    /// old files stay, in case such an earlier build is installed again. The verdicts are copied first: a
+    /// power cut between the two copies loses only counts. An agent that may not change the disk uses the old
+    /// files directly.
     pub(crate) fn take_over(&mut self) {
         let Some((release, _)) = self.version.split_once('+') else { return };
         let release = release.to_owned();
         let both = [StateFile::BadConfigs, StateFile::Startups];
-        // only what ran last has counts: what was taken over before may have been forgiven since
+        // only the version that ran last has counts: verdicts that were copied before may have been lifted
+        // since
         if !self.has_counts(&release) || both.iter().any(|file| self.is_there(file, &self.version)) {
             return;
         }

@@ -209,7 +209,7 @@ impl Looks {
         }
     }
 
-    /// Takes an order, which is answered later.
+    /// Passes on an order, which is answered later.
     pub(super) fn order(&mut self, look: Look) {
         self.waiting.push_back(look);
         self.begin();

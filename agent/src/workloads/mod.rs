@@ -1,9 +1,12 @@
-//! Performs what the pods' actor orders of the runtime, and tells it what happens: pods, volumes, containers, their logs' places.
+//! Performs the pods' actor's orders to the runtime, and reports events: pods, volumes, containers, their
+//! logs' places.
 //!
-//! Always holds: each command is answered as its contract says (`kedge_core::pods::PodAction`), by what is observed or by `Failed`;
-//! what a later run must know of a pod is noted with it, so it needs no memory of its own: before a plugin of a network runs, what
-//! undoes it. Blocks for as long as our own disk or a bounded run of crun takes, and for no path that a pod names: use a thread that
-//! may. Leaves to others: every decision (core), images (`Layers`), running plugins (`network`), looking at paths of pods (`looks`).
+//! Always holds: each command is answered as its contract says (`kedge_core::pods::PodAction`), by an
+//! observation or by `Failed`; facts that a later run of the agent needs are stored with the pod, so it needs
+//! no memory of its own: before a network plugin runs, the means to undo it. Blocks for as long as our own
+//! disk or a bounded run of crun takes, and for no path that a pod names: use a thread that may. Leaves to
+//! others: every decision (core), images (`Layers`), running plugins (`network`), looking at paths of pods
+//! (`looks`).
 
 mod kept;
 pub mod looks;
@@ -39,7 +42,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is noted with a pod.
+/// Notes stored with a pod.
 pub(crate) const NAMESPACE: &str = "namespace";
 pub(crate) const NAME: &str = "name";
 const NODE_UID: &str = "nodeUID";
@@ -47,7 +50,7 @@ const HOST_PID: &str = "hostPID";
 const VOLUMES: &str = "volumes";
 /// An `Attachment`, before plugins run and after.
 const NETWORK: &str = "network";
-/// What is noted with a container.
+/// Notes stored with a container.
 const IMAGE: &str = "image";
 const IMAGE_NAME: &str = "imageName";
 const STOP_SIGNAL: &str = "stopSignal";
@@ -59,17 +62,18 @@ const HEALTH: &str = "health";
 /// A `HookNote`.
 const HOOK: &str = "hook";
 
-/// Most directories of logs that an inventory looks at.
+/// Most directories of logs that an inventory reads.
 const LOG_ENTRIES: usize = 10_000;
 /// Logs of a container's runs that stay: the last one, and the one before, for `kubectl logs --previous`.
 const LOGS_KEPT: usize = 2;
-/// Longest hosts or resolv.conf of the machine that is taken over.
+/// Longest hosts or resolv.conf of the machine that is copied.
 const ETC_BYTES: usize = 256 * 1024;
 
-/// Processes and threads of one pod, where the configuration does not say: a pod that forks without end must leave some to others.
+/// Processes and threads of one pod, unless the configuration sets it: a pod that forks without end must
+/// leave some to others.
 pub const POD_PROCESSES: i64 = 4096;
 
-/// Where the machine has its devices.
+/// The machine's directory of devices.
 const DEV: &str = "/dev";
 
 /// Where an image's layers are.
@@ -77,24 +81,24 @@ pub trait Layers {
     /// The layers of the image with this ID, the topmost first.
     ///
     /// # Errors
-    /// It is not wholly there.
+    /// A part of it is missing.
     fn layers(&self, image: &str) -> Result<Vec<PathBuf>, String>;
 }
 
-/// What the performer knows of its node.
+/// The performer's knowledge of its node.
 #[derive(Debug, Clone)]
 pub struct Node {
     /// The control group above all pods'.
     pub pods_group: String,
     pub has_unified_groups: bool,
-    /// The lowest OOM score that a container can be given.
+    /// The lowest OOM score that a container can get.
     pub least_oom_score: i32,
     pub memory_bytes: u64,
-    /// What all pods together may use; never 0.
+    /// Memory for all pods together; never 0.
     pub allocatable_memory_bytes: u64,
-    /// Processes and threads that all pods together may have (`Board::processes`); None: the machine does not say.
+    /// Processes and threads for all pods together (`Board::processes`); `None` if the machine sets no limit.
     pub processes: Option<u64>,
-    /// `podPidsLimit`; None or below 1: [`POD_PROCESSES`].
+    /// `podPidsLimit`; `None` or below 1 means [`POD_PROCESSES`].
     pub pod_pids_limit: Option<i64>,
     pub volumes: volumes::Places,
     /// `seccomp` of the root directory: profiles that pods name.
@@ -108,7 +112,7 @@ pub struct Node {
     /// Has the machine's hosts and resolv.conf.
     pub etc: PathBuf,
     pub plugins: Plugins,
-    /// A file that is locked while a plugin runs, where no reboot leaves it.
+    /// A file that is locked while a plugin runs, in a place that a reboot empties.
     pub plugins_lock: PathBuf,
     /// The directory on the disk for records by which networks are undone.
     pub networks: PathBuf,
@@ -120,7 +124,7 @@ pub struct Node {
     pub cluster_domain: String,
 }
 
-/// A pod that is prepared.
+/// A prepared pod.
 #[derive(Debug, Clone)]
 struct Prepared {
     shared: spec::Shared,
@@ -128,14 +132,14 @@ struct Prepared {
     logs: PathBuf,
 }
 
-/// What a pod's network is awaited for.
+/// The action that waits for a pod's network.
 #[derive(Debug)]
 enum Awaited {
-    /// To go on with preparing it.
+    /// Continue preparing it.
     Attached(Box<PodSandbox>, Box<Attachment>),
-    /// To begin anew: an earlier try was not finished.
+    /// Start anew: an earlier try was not finished.
     Undone(Box<PodSandbox>),
-    /// To go on with removing it.
+    /// Continue removing it.
     Detached { keep_logs: bool },
 }
 
@@ -148,7 +152,7 @@ impl Awaited {
     }
 }
 
-/// The performer, on whatever board.
+/// The performer, on any board.
 pub struct Performer<W, L> {
     workloads: W,
     images: L,
@@ -158,7 +162,7 @@ pub struct Performer<W, L> {
     /// Pods whose network is being made or undone.
     awaited: SortedMap<PodUid, Awaited>,
     node: Node,
-    /// Of volumes on the disk.
+    /// Removes volumes on the disk.
     removal: Removal,
     prepared: SortedMap<PodUid, Prepared>,
     /// Starts that have not been answered.
@@ -169,7 +173,7 @@ pub struct Performer<W, L> {
 
 /// A command's failure.
 type Failed = (FailureReason, String);
-/// A command's answer; None: it comes later.
+/// A command's answer; `None` if it comes later.
 type Done = Result<Option<PodEvent>, Failed>;
 
 fn other(error: impl ToString) -> Failed {
@@ -205,7 +209,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         &mut self.workloads
     }
 
-    /// All that is there: before any command.
+    /// Everything that exists, before any command.
     pub fn inventory(&mut self) -> PodEvent {
         let found = self.workloads.pods();
         let mut inventory = Inventory { logs: self.logs_found(), ..Inventory::default() };
@@ -243,7 +247,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         order.host_network || self.workloads.network_of(&order.uid).is_some()
     }
 
-    /// What an earlier agent noted of a run.
+    /// An earlier agent's note about a run.
     fn noted<T: DeserializeOwned>(&self, id: &ContainerId, name: &str) -> Option<(ContainerKey, T)> {
         let noted = kedge_api::read::from_slice(self.workloads.notes(id).get(name)?.as_bytes()).ok()?;
         Some((key_of(id)?, noted))
@@ -256,7 +260,8 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         }
     }
 
-    /// Performs an order of the runtime; None: it is another performer's. Most answers are observed later.
+    /// Performs an order to the runtime; `None` if it is another performer's. Most answers are observed
+    /// later.
     pub fn perform(&mut self, action: &PodAction) -> Option<Vec<PodEvent>> {
         match action {
             PodAction::NoteHealth { container, health } => {
@@ -304,7 +309,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         Some(told_of(command, done).into_iter().collect())
     }
 
-    /// Waits for what happens, no longer than `patience`.
+    /// Waits for events, no longer than `patience`.
     pub fn observe(&mut self, patience: Duration) -> Vec<PodEvent> {
         let mut events = self.heard();
         let patience = if events.is_empty() { patience } else { Duration::ZERO };
@@ -314,14 +319,14 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         events
     }
 
-    /// What threads have answered.
+    /// The answers of threads.
     fn heard(&mut self) -> Vec<PodEvent> {
         let mut events = self.heard_of_networks();
         events.extend(self.heard_of_looks());
         events
     }
 
-    /// Goes on with what waited for paths of a pod.
+    /// Continues actions that waited for looks at a pod's paths.
     fn heard_of_looks(&mut self) -> Vec<PodEvent> {
         let mut events = Vec::new();
         while let Some(Seen { then, tasks, done, .. }) = self.looks.seen() {
@@ -341,7 +346,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         events
     }
 
-    /// Goes on with pods whose network is there, or is gone.
+    /// Continues with pods whose network is attached, or detached.
     fn heard_of_networks(&mut self) -> Vec<PodEvent> {
         let mut events = Vec::new();
         while let Some(network::Answer { pod, done }) = self.networks.answer() {
@@ -377,7 +382,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         Ok(None)
     }
 
-    /// The host's paths are there.
+    /// The host's paths exist.
     fn prepare_seen(&mut self, sandbox: &PodSandbox) -> Done {
         if sandbox.host_network {
             return self.finish(sandbox, None);
@@ -398,14 +403,14 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         }
     }
 
-    /// What plugins had done is undone.
+    /// The plugins' work was undone.
     fn begin_anew(&mut self, sandbox: &PodSandbox) -> Done {
         let dropped = self.workloads.drop_network(sandbox.uid.as_str());
         dropped.map_err(|error| no_network(sandbox, &error.to_string()))?;
         self.attach(sandbox)
     }
 
-    /// Makes the pod's namespace, notes what undoes the rest, and has plugins run in it.
+    /// Makes the pod's namespace, stores the means to undo the rest, and starts plugins in it.
     fn attach(&mut self, sandbox: &PodSandbox) -> Done {
         let network = self.networks.plugins.network();
         let attachment = network.and_then(|network| Attachment::of(network, sandbox));
@@ -461,7 +466,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         Ok(Some(PodEvent::VolumesUpdated { pod: pod.clone() }))
     }
 
-    /// How the pod is or was to be attached; if its records are unreadable, what undoes it by its ID.
+    /// The pod's present or intended attachment; if its records are unreadable, one that undoes it by its ID.
     fn attachment_of(&self, pod: &PodUid) -> Option<Attachment> {
         let found = self.workloads.pods().into_iter().find(|found| found.uid == pod.as_str());
         let attachment = found.and_then(|found| attachment_in(&found.order?.notes));
@@ -500,7 +505,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         }
     }
 
-    /// What keeps pods that have no limits of their own from taking the machine, and the agent with it.
+    /// Limits that keep pods without limits of their own from using up the machine, and the agent with it.
     fn limits_of_all(&self) -> GroupLimits {
         let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         GroupLimits {
@@ -538,7 +543,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         .into()
     }
 
-    /// Prepares the pod, or finds that it is, and remembers what its containers need.
+    /// Prepares the pod, or finds that it is prepared, and remembers the facts that its containers need.
     fn take_up(&mut self, order: &PodOrder) -> Result<(), WorkloadError> {
         let places = self.workloads.prepare_pod(order)?;
         let note = |name: &str| order.notes.get(name).map(String::as_str).unwrap_or_default();
@@ -565,7 +570,8 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         Ok(None)
     }
 
-    /// What of the machine must be looked at before the container is made: what lies outside of our own directories.
+    /// The looks at the machine that the container needs before it is made: all paths outside of our own
+    /// directories.
     fn looks_for(&self, order: &pods::ContainerOrder) -> Result<Vec<Task>, Failed> {
         let prepared = self.prepared_of(&order.key.pod)?;
         let own = &self.node.volumes;
@@ -586,7 +592,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             });
         }
         if let Seccomp::Localhost(name) = &order.security.seccomp {
-            // a link there leads wherever the machine's owner wants it to
+            // a link there leads wherever the machine's owner wants
             tasks.push(Task::Profile { path: self.node.seccomp.join(name), most: seccomp::PROFILE_BYTES });
         }
         tasks.extend(devices_wanted(&order.security)?);
@@ -597,7 +603,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         self.prepared.get(pod).ok_or_else(|| not_prepared(pod))
     }
 
-    /// The looks found this, one by one.
+    /// The looks' results, one by one.
     fn create_seen(&mut self, order: &pods::ContainerOrder, found: Vec<Found>) -> Result<(), Failed> {
         let pod = &order.key.pod;
         let prepared = self.prepared.get(pod).ok_or_else(|| not_prepared(pod))?;
@@ -661,7 +667,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         })
     }
 
-    /// Where parts of volumes are bound; those of the host were by the look.
+    /// Binds parts of volumes; the look has bound those of the host.
     fn bind_own_parts(
         &self,
         order: &pods::ContainerOrder,
@@ -718,7 +724,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         }
     }
 
-    /// The pod has no network any more.
+    /// The pod's network is gone.
     fn remove_rest(&mut self, pod: &PodUid, keep_logs: bool) -> Done {
         let known = self.workloads.pods().into_iter().find(|found| found.uid == pod.as_str());
         let notes = known.and_then(|found| found.order).map(|order| order.notes).unwrap_or_default();
@@ -765,7 +771,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
                 let failure = Failure { reason: FailureReason::Other, message };
                 return Some(PodEvent::Failed { command: Command::StartContainer(key_of(&id)?), failure });
             }
-            // it was asked to end, and never began
+            // a container that was stopped before it started
             ContainerState::Created if was_stopping => {
                 self.stopping.remove(&id);
                 pods::ContainerState::Lost(String::new())
@@ -787,7 +793,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         Some(pods::Observation { container, state, image_name, image_reference })
     }
 
-    /// What a run that has ended left to say.
+    /// The message of a run that has ended.
     fn message_of(&self, key: &ContainerKey, falls_back_to_logs: bool) -> String {
         let message = messages::read(&self.node.volumes, key);
         match self.prepared.get(&key.pod).filter(|_| message.is_empty() && falls_back_to_logs) {
@@ -796,7 +802,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         }
     }
 
-    /// The logs of a pod of which nothing else is left.
+    /// The logs of a pod of which only the logs are left.
     fn logs_of(&self, pod: &PodUid) -> Option<PathBuf> {
         let is_its = |name: &String| pod_of_logs(name).as_ref() == Some(pod);
         names_in(&self.node.logs).into_iter().find(is_its).map(|name| self.node.logs.join(name))
@@ -820,8 +826,9 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     }
 }
 
-/// The pod whose logs lie in a directory of this name, `NAMESPACE_NAME_UID`. A configuration may name a place where others keep theirs,
-/// and the logs of a pod that is gone are removed: whatever bears another name is not ours.
+/// The pod whose logs are in a directory of this name, `NAMESPACE_NAME_UID`. A configuration may set a
+/// directory where others keep theirs, and the logs of a removed pod are deleted: a directory with another
+/// form of name is not ours.
 fn pod_of_logs(directory: &str) -> Option<PodUid> {
     let mut parts = directory.split('_');
     let (namespace, name, uid) = (parts.next()?, parts.next()?, parts.next()?);
@@ -833,14 +840,14 @@ fn log_of(prepared: &Prepared, key: &ContainerKey) -> PathBuf {
     prepared.logs.join(&key.container).join(format!("{}.log", key.attempt))
 }
 
-/// The event of an answer; None: it comes later.
+/// The event of an answer; `None` if it comes later.
 fn told_of(command: Command, done: Done) -> Option<PodEvent> {
     done.unwrap_or_else(|(reason, message)| {
         Some(PodEvent::Failed { command, failure: Failure { reason, message } })
     })
 }
 
-/// A failure in upstream's words.
+/// A failure with upstream's text.
 fn no_network(sandbox: &PodSandbox, why: &str) -> Failed {
     (FailureReason::Network, format!("failed to setup network for sandbox \"{}\": {why}", sandbox.uid))
 }
@@ -861,7 +868,7 @@ fn notes_of(sandbox: &PodSandbox, attachment: Option<&Attachment>) -> Notes {
     notes.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// The addresses of a pod that has its network; None: it has none yet.
+/// The addresses of a pod that has its network; `None` if it has no network yet.
 fn addresses_of(order: &PodOrder) -> Option<Vec<String>> {
     if order.host_network {
         return Some(Vec::new());
@@ -898,7 +905,8 @@ fn not_prepared(pod: &PodUid) -> Failed {
     (FailureReason::Unprepared, format!("pod {pod} is not prepared"))
 }
 
-/// What the names stand for now; a container without one of its devices would run, and not work.
+/// The looks for the paths of these device names; a container without one of its devices would run, and not
+/// work.
 fn devices_wanted(security: &pods::Security) -> Result<Vec<Task>, Failed> {
     if security.is_privileged {
         return Ok(vec![Task::AllDevices { directory: DEV.into() }]);
@@ -914,7 +922,7 @@ fn devices_wanted(security: &pods::Security) -> Result<Vec<Task>, Failed> {
     Ok(tasks)
 }
 
-/// What the order names of the machine, as it was found.
+/// The machine's objects that the order names, from the results of the looks.
 fn granted(order: &pods::ContainerOrder, found: Vec<Found>) -> Result<spec::Granted, Failed> {
     let (mut devices, mut profile) = (Vec::<Device>::new(), None);
     for found in found {
@@ -941,7 +949,7 @@ fn granted(order: &pods::ContainerOrder, found: Vec<Found>) -> Result<spec::Gran
     Ok(spec::Granted { devices, profile, message: None, volumes: Vec::new() })
 }
 
-/// Upstream's word for what a look before the creation could not do.
+/// Upstream's reason for a failed look before the creation.
 fn failure_of_look(tasks: &[Task], why: String) -> Failed {
     match tasks.iter().any(|task| task.is_part(&why)) {
         true => (FailureReason::Config, why),
@@ -963,7 +971,7 @@ fn key_of(id: &ContainerId) -> Option<ContainerKey> {
     Some(ContainerKey { pod: PodUid::new(&id.pod)?, container: id.name.clone(), attempt: id.attempt })
 }
 
-/// A state in core's words; None: nothing that core waits for.
+/// A state in core's words; `None` if core does not wait for it.
 fn told(state: ContainerState) -> Option<pods::ContainerState> {
     Some(match state {
         ContainerState::Created => pods::ContainerState::Created,

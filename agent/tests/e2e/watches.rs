@@ -1,5 +1,5 @@
-//! What a node learns from the answers to its renewals: that a watch went deaf, and, without watches, each
-//! change. Watches that show everything are left alone.
+//! What a node learns from the answers to its renewals: that a watch delivers no more events, and, without
+//! watches, each change. Watches that show everything are left alone.
 
 use kedge_rig::link::Link;
 

@@ -1,8 +1,8 @@
-//! Containers that lose their records: each kind of record is removed or garbled while the container begins or runs,
-//! with and without an agent.
+//! Containers that lose their records: each kind of record is removed or garbled while the container begins
+//! or runs, with and without an agent.
 //!
-//! Always holds: the container is adopted, or it ends before the next run begins; two never run at once, and nothing
-//! is left of it. `KEDGE_CRASH_FULL=1` tries each kind at each moment in each way.
+//! Always holds: the container is adopted, or it ends before the next run starts; two runs never overlap, and
+//! no part of a run is left over. `KEDGE_CRASH_FULL=1` tries each kind at each moment in each way.
 
 use crate::damage::{Damage, apply};
 use crate::setup::{LIMIT, Machine, Runtime, Wanted, id, isolated, wanted};
@@ -27,7 +27,7 @@ enum Lost {
     Record(&'static str),
     Bundle,
     OrderOfPod,
-    /// What crun keeps of it.
+    /// The state that crun keeps of it.
     Crun,
     /// The runtime's whole directory, except for mount points.
     All,
@@ -78,7 +78,7 @@ impl Checker {
 
 fn lose(runtime_bundle: &std::path::Path, machine: &Machine, lost: Lost, damage: Damage) {
     let remove = |path: &std::path::Path| {
-        // what is mounted stays, as does what it is mounted on
+        // a mounted file cannot be removed, and neither can its mount point
         let text = format!("rm -rf {}", path.display());
         let _ = Command::new("sh").args(["-c", &text]).stderr(std::process::Stdio::null()).status().unwrap();
     };

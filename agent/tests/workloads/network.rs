@@ -21,11 +21,11 @@ use std::time::Duration;
 
 /// The network configuration that the package installs.
 pub(crate) const SHIPPED: &str = include_str!("../../cni/99-kedge.conflist");
-/// Where the process that is killed finds its machine.
+/// The variable by which the process that is killed finds its machine.
 const MACHINE: &str = "KEDGE_TEST_NETWORK";
-/// What it does then.
+/// The variable with that process' task.
 const WHAT: &str = "KEDGE_TEST_NETWORK_DOES";
-/// Waits where a test holds it, and passes its input on.
+/// Waits if a test wants it to, and passes its input on.
 const STEP: &str = r#"#!/bin/sh
 here=${0%/*} me=${0##*/} input=$(cat)
 [ "$CNI_COMMAND" = ADD ] || exit 0
@@ -221,8 +221,8 @@ fn output(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// An iptables that is found before the machine's, and waits before it deletes a rule while a file says so. Returns that file, and one that
-/// is there once it waits.
+/// An iptables that is found before the machine's, and waits before it deletes a rule while a file says so.
+/// Returns that file, and one that exists once it waits.
 fn iptables_that_waits(machine: &Machine) -> (PathBuf, PathBuf) {
     let (wait, reached) = (machine.scratch.join("wait"), machine.scratch.join("reached"));
     let text = format!(
@@ -238,7 +238,7 @@ fn iptables_that_waits(machine: &Machine) -> (PathBuf, PathBuf) {
     (wait, reached)
 }
 
-/// Another process of this test that has a pod, and removes it if it is to.
+/// Another process of this test that has a pod, and removes it if `what` says so.
 fn agent_process_for(machine: &Machine, what: &str) -> std::process::Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "network::agent_process", "--nocapture", "--test-threads=1"])
@@ -394,7 +394,8 @@ fn agent_killed_between_two_plugins_leaks_nothing() {
     });
 }
 
-/// What it does half, nobody would know: it goes on, and the next agent waits for its end.
+/// A plugin must not be killed halfway, because no other process would know its half of the work: it keeps
+/// running, and the next agent waits for its end.
 #[test]
 fn agent_killed_within_a_plugin_leaks_nothing() {
     isolated_network("network::agent_killed_within_a_plugin_leaks_nothing", || {
@@ -448,7 +449,8 @@ fn plugin_killed_within_its_deletion_leaves_no_rules() {
     });
 }
 
-/// By hand, or a boot: the addresses of its pods are on the disk.
+/// The run directory is lost, by a person or by a boot, but the addresses of its pods are still recorded on
+/// the disk.
 #[test]
 fn lost_run_directory_gives_its_addresses_back() {
     isolated_network("network::lost_run_directory_gives_its_addresses_back", || {
