@@ -296,7 +296,7 @@ impl OfHub {
         Self { agent: Agent::in_directory(directory), admin, hub }
     }
 
-    /// Waits until the Lease was renewed so many times.
+    /// Waits until the Lease was renewed this many times.
     fn wait_renewals(&mut self, times: usize) {
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{NODE}");
         let mut seen = BTreeSet::new();

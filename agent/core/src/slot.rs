@@ -253,8 +253,8 @@ mod tests {
         check(120, &[("systemd-udevd.service", "")], "bad: systemd did not answer within 120 s");
     }
 
-    /// The verdict on an agent whose process is replaced every so many seconds (0: never up), with functions
-    /// that work from a time on: its text, after "good:" or "bad:".
+    /// The verdict on an agent whose process is replaced at this interval in seconds (0: never up), with
+    /// functions that work from a time on: its text, after "good:" or "bad:".
     fn judged(line: &str, restarts_every: u64, works: &str, from_secs: u64) -> String {
         let mut trial = Trial::new(CommandLine::parse(line));
         for secs in 0_u64.. {

@@ -53,7 +53,7 @@ pub enum Act {
     MountToRead,
     /// Its size: [`Outcome::Bytes`].
     Measure,
-    /// Whether so many bytes from there can be read: [`Outcome::Is`].
+    /// Whether this many bytes from there are readable: [`Outcome::Is`].
     Read {
         /// The first one.
         at: u64,

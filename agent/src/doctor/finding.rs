@@ -11,7 +11,7 @@ pub(crate) const HANGS: &str = "nothing can be recorded until the disk answers: 
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Level {
     Ok,
-    /// Works, or could not be seen; somebody should check.
+    /// Works, or could not be checked; a person should look at it.
     Warn,
     /// Keeps the node from working.
     Fail,

@@ -163,7 +163,7 @@ impl Store {
         self.files.claim(names).map_err(|error| self.lock_failed(&error))
     }
 
-    /// The same for the pull of an image with these blobs, of so many bytes together.
+    /// The same for the pull of an image with these blobs, which have this many bytes together.
     pub(super) fn claim_pull(
         &self,
         reference: &Reference,

@@ -195,8 +195,9 @@ impl error::Error for KubeconfigError {
     }
 }
 
-/// Reads a whole regular file of at most so many bytes. [`read_named_file`] but for tests: a pipe or a device
-/// in place of a file is an error there, for a thread that opens one would wait for its other end.
+/// Reads a whole regular file of at most this many bytes. This is [`read_named_file`] outside tests, which
+/// treats a pipe or a device in place of a file as an error, because a thread that opens one would wait for
+/// its other end.
 pub type ReadFile = dyn Fn(&Path, usize) -> Result<Vec<u8>, ReadError> + Send + Sync;
 
 /// Reads a kubeconfig and the files it names, for its `current-context`.

@@ -285,6 +285,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
                 (Command::CreateContainer(order.key.clone()), self.create(order))
             }
             PodAction::StartContainer(key) => {
+                // answered by the next observation of the container, which may come at once
                 let id = id_of(key);
                 self.starting.insert(id.clone());
                 let started = self.workloads.start_container(&id).map_err(other);
@@ -619,6 +620,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             least_oom_score: self.node.least_oom_score,
             memory_bytes: self.node.memory_bytes,
         };
+        // kept with the container, because a later agent has no other memory of them
         let notes = [
             (IMAGE, order.image.reference.clone()),
             (IMAGE_NAME, order.image_name.clone()),
@@ -957,7 +959,7 @@ fn failure_of_look(tasks: &[Task], why: String) -> Failed {
     }
 }
 
-/// A device in core's words.
+/// A device as core's type.
 fn device_told(device: Device) -> spec::Device {
     let Device { path, is_block, numbers: (major, minor), mode, uid, gid } = device;
     spec::Device { path, is_block, major, minor, mode, uid, gid }
@@ -971,7 +973,7 @@ fn key_of(id: &ContainerId) -> Option<ContainerKey> {
     Some(ContainerKey { pod: PodUid::new(&id.pod)?, container: id.name.clone(), attempt: id.attempt })
 }
 
-/// A state in core's words; `None` if core does not wait for it.
+/// A state as core's type; `None` if core does not wait for it.
 fn told(state: ContainerState) -> Option<pods::ContainerState> {
     Some(match state {
         ContainerState::Created => pods::ContainerState::Created,

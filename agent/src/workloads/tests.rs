@@ -1,4 +1,4 @@
-//! The performer on a board in memory: orders in core's words, answers as its contract says.
+//! The performer on a board in memory: core's orders, and the answers that its contract requires.
 
 use super::*;
 use kedge_core::pods::{ContainerState as Told, Dns, Image, QosClass, Resources, Volume, VolumeSource};

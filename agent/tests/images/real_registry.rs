@@ -113,7 +113,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Lets so many bytes through to the node; then it waits.
+/// Lets this many bytes through to the node; then it waits.
 #[derive(Default)]
 struct Gate {
     /// Bytes that came, and most that may pass.

@@ -40,7 +40,7 @@ const DISK: FileSystem = FileSystem { mib: 32, ..STATE_PARTITION };
 const LOGS: &str = "pod-logs";
 /// The content of the Secret that must never be on the disk.
 const NEVER_ON_DISK: &str = "a-word-for-memory-only";
-/// Every so many disks, one also meets the API server.
+/// One disk in this many also meets the API server.
 const WITH_SERVER: usize = 8;
 
 /// A pod of the run: the first word of what it writes.

@@ -152,7 +152,7 @@ impl Site {
         self.until_with_more(awaited, out, 0, is_so);
     }
 
-    /// The same with so many more containers than nodes at most.
+    /// The same with at most this many more containers than nodes.
     #[track_caller]
     fn until_with_more(&self, awaited: &str, out: usize, more: usize, is_so: impl Fn() -> bool) {
         let begin = Instant::now();

@@ -469,7 +469,7 @@ impl Life {
                 true => exit.code != 0 && policy == RestartPolicy::Never,
                 false => self.is_finished_elsewhere || !restarts_after(policy, exit.code),
             };
-            // its exit is unknown here: another node or client finished the pod while it ran
+            // also corrects an unknown result: another client finished the pod while the container ran
             let known = self.results.get(&spec.name);
             if is_final && known.is_none_or(|known| *known == unseen_exit() && exit != *known) {
                 self.results.insert(spec.name.clone(), exit);

@@ -505,7 +505,8 @@ mod tests {
 
     #[test]
     fn pods_that_hang_leave_room_to_others() {
-        // a single probe each, many of one pod, and so many pods that all wait
+        // few orders of each pod, many of each, a single one each, and a single one each of more pods than
+        // places
         for (pods, of_each, most) in [(4, 4, 11), (4, 100, 11), (16, 1, 11), (100, 1, 120)] {
             let mut machine = Machine::new();
             (0..pods).for_each(|pod| machine.probe(&format!("{pod}-hung"), of_each));
