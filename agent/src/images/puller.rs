@@ -51,7 +51,8 @@ const MAX_RESUMES: u32 = 20;
 /// A try that brought this much does not count as one of them, and a pull that brought it does not lengthen
 /// the pause before the next: a link that cuts each connection after some MiB is slow, not broken.
 const PROGRESS_BYTES: u64 = 256 * 1024;
-/// A download that brings less than this in [`SLOWEST_TIME`] is given up: it holds up all pulls behind it.
+/// A download that brings less than this in [`SLOWEST_TIME`] is given up, because it delays all pulls behind
+/// it.
 const SLOWEST_BYTES: u64 = 64 * 1024;
 const SLOWEST_TIME: Duration = Duration::from_secs(300);
 /// Most entries of a layer: the largest images known have 300,000 files in all their layers.

@@ -37,7 +37,7 @@ use crate::net::transport::{
 const OPEN: Duration = Duration::from_secs(30);
 /// Between two pieces of a body; the download is continued after it.
 const IDLE: Duration = Duration::from_secs(30);
-/// For the whole of a manifest, a token or a refusal: a pull that waits for one holds up those behind it.
+/// For the whole of a manifest, a token or a refusal: a pull that waits for one delays those behind it.
 pub(super) const BODY: Duration = Duration::from_secs(60);
 /// Servers whose connections are kept: the registry, its token server, its store of blobs, one more.
 const MAX_AGENTS: usize = 4;

@@ -221,7 +221,8 @@ impl Containers {
         self.rest.go_on();
     }
 
-    /// Ends the runtime's loop, so that no step of it is cut off. False: it has not ended within `limit`.
+    /// Ends the runtime's loop, so that no step of it is cut off. Returns false if it has not ended within
+    /// `limit`.
     pub(crate) fn end(self, limit: Duration) -> bool {
         self.wake();
         drop(self.orders);

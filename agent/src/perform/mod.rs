@@ -294,7 +294,7 @@ impl Loops {
         }
     }
 
-    /// Whether the disk's loop has nothing to do.
+    /// Whether the disk's loop is idle.
     pub(crate) fn disk_rests(&self) -> bool {
         self.disk_rest.rests()
     }

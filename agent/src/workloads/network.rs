@@ -1,12 +1,12 @@
 //! Networks of pods: finds the configuration, and runs its plugins on a thread of their own.
 //!
-//! Always holds: plugins run one after another, so no two of them meet; one that hangs holds up pods that
-//! want a network, and no others. After a failed or interrupted ADD, DEL of all plugins undoes it, the last
-//! plugin first; DEL continues after a failure and reports the first one. A plugin survives the death of its
-//! agent, because only it knows which part of its work is done, and no other plugin runs before it has ended;
-//! a plugin that is killed itself may leave a chain of rules that its DEL does not find, so the chain is
-//! searched for. Leaves to others: when a pod is attached (`Performer`), the input of plugins and the meaning
-//! of their answers (`kedge_core::workloads::cni`).
+//! Always holds: plugins run one after another, so two never disturb each other; a hanging plugin delays pods
+//! that wait for a network, and no others. After a failed or interrupted ADD, DEL of all plugins undoes it,
+//! the last plugin first; DEL continues after a failure and reports the first one. A plugin survives the
+//! death of its agent, because only it knows which part of its work is done, and no other plugin runs before
+//! it has ended; a plugin that is killed itself may leave a chain of rules that its DEL does not find, so the
+//! chain is searched for. Leaves to others: when a pod is attached (`Performer`), the input of plugins and
+//! the meaning of their answers (`kedge_core::workloads::cni`).
 
 use crate::queue::{Receiver, Sender, channel};
 use kedge_core::PodNetworks;

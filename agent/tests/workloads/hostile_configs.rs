@@ -105,7 +105,7 @@ fn cases() -> Vec<(&'static str, Value, Then)> {
     ]
 }
 
-/// Imports it; false: that was refused, as it should be.
+/// Imports it; returns false if that was refused, as it should be.
 #[track_caller]
 fn is_taken(setup: &mut Setup, name: &str, config: &Value, then: &Then) -> bool {
     let at = setup.cluster.scratch().join(format!("layout-{name}"));

@@ -57,8 +57,8 @@ impl Answers {
     }
 }
 
-/// A port that takes no connection, and one that takes them and says nothing. They do so until this is
-/// dropped.
+/// A port that accepts no connection, and one that accepts connections and sends nothing. They do so until
+/// this is dropped.
 struct Silent {
     full: SocketAddr,
     mute: SocketAddr,

@@ -204,9 +204,9 @@ fn evicted(setup: &Setup) -> Vec<String> {
     evicted.map(|mut pod| pod["metadata"]["name"].take().as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// The agent is killed while the pod that it evicts ends, and again when that has ended, before the hub heard
-/// of it. `greedy_mib`: beyond the threshold, or all of the disk, which may then take no record of the
-/// eviction.
+/// The agent is killed while the pod that it evicts ends, and again when that has ended, before the hub
+/// received the status. `greedy_mib`: beyond the threshold, or all of the disk, which may then take no record
+/// of the eviction.
 fn check_eviction_that_is_cut_short(greedy_mib: u32) {
     let mut setup = Setup::before_an_agent(env!("CARGO_BIN_EXE_kedge").as_ref(), make_disk);
     setup.cluster.agent(NODE).write_drop_in("20-pressure.conf", SOFT).unwrap();

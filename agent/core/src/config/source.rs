@@ -31,7 +31,7 @@ pub enum Source {
 /// The Node's request, judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestedSource {
-    /// Empty: the local config.
+    /// Empty for the local config.
     Nil,
     /// One ConfigMap.
     Correct(Source),

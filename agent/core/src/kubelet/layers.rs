@@ -154,7 +154,7 @@ struct Place {
 /// The value that one or several layers wrote at one path.
 #[derive(Clone, Debug, PartialEq)]
 enum Node {
-    /// Null: the value of lower layers is removed.
+    /// Null removes the value of lower layers.
     Removed,
     /// A scalar or a whole list.
     Leaf(Value, Place),

@@ -1,8 +1,8 @@
 //! Callers that are not authenticated yet: how many there may be, and how often their tokens may be wrong.
 //!
-//! Always holds: at most [`MOST`] wait, [`MOST_OF_ONE`] of them from one address; one more takes the place of
-//! the one that has waited longest, so silent connections keep nobody out. No clock here: the caller gives
-//! the time.
+//! Always holds: at most [`MOST`] wait, [`MOST_OF_ONE`] of them from one address; a further one replaces the
+//! one that has waited longest, so silent connections keep no client out. No clock here: the caller gives the
+//! time.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -100,7 +100,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
         Ok(())
     }
 
-    /// 0: the other side has closed its output.
+    /// 0 if the other side has closed its output.
     pub(super) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.tls.is_none() {
             return self.socket.read(buffer).await;
