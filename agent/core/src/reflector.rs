@@ -74,12 +74,12 @@ pub(crate) struct Reflector {
 }
 
 impl Reflector {
-    /// Of the one object of this name.
+    /// A reflector of the one object of this name.
     pub(crate) fn new(watched: Watched, name: &str, lists_only: bool) -> Self {
         Self { asked: Some(name.to_owned()), ..Self::bounded(watched, lists_only, ONE_OBJECT) }
     }
 
-    /// Of all objects of a selection, with a share for each namespace.
+    /// A reflector of all objects of a selection, with a share for each namespace.
     pub(crate) fn of_set(watched: Watched, lists_only: bool, bounds: Bounds) -> Self {
         Self { is_shared: true, ..Self::bounded(watched, lists_only, bounds) }
     }

@@ -433,8 +433,8 @@ impl<'a> Pull<'a> {
         })
     }
 
-    /// Whether the image is present with a signature that convinces. Its ID covers the unpacked content of
-    /// its layers, so it is the same image whatever manifest leads to it.
+    /// Whether the image is present with a valid signature of a key that the configuration accepts. Its ID
+    /// covers the unpacked content of its layers, so it is the same image whatever manifest leads to it.
     fn is_known_as_signed(&self, manifest: &Manifest) -> Result<bool, PullError> {
         let _hold = self.puller.hold()?;
         let records = self.puller.store.records()?;

@@ -365,13 +365,13 @@ impl Complaints {
         Self(bits.fold(0, |all, bit| all | bit))
     }
 
-    /// Those that the other set lacks.
+    /// The faults that the other set lacks.
     #[must_use]
     pub fn beyond(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Those of both sets.
+    /// The faults of both sets.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)

@@ -34,7 +34,7 @@ impl Challenge {
     /// Chooses among the challenges of one answer's headers.
     ///
     /// # Errors
-    /// None can be met; the text lists the challenges.
+    /// No challenge can be met; the text lists the challenges.
     pub fn choose<'a>(headers: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
         let mut found = None;
         let mut asked = String::new();

@@ -42,7 +42,7 @@ impl Room {
     /// Whether this many bytes fit.
     ///
     /// # Errors
-    /// They do not; the text shows the available room.
+    /// The bytes do not fit; the text shows the available room.
     pub fn take(&self, bytes: u64) -> Result<(), String> {
         if bytes <= self.bytes {
             return Ok(());

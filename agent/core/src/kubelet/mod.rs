@@ -92,7 +92,7 @@ pub fn effective(layers: &LocalLayers, payload: Option<&LayerText>) -> Result<Ef
 /// value beyond its bounds counts as the nearest within, and is listed in [`Effective::held`].
 ///
 /// # Errors
-/// Those of [`effective`], bounds apart.
+/// The same as of [`effective`], except for values out of bounds.
 pub fn effective_of_proven(layers: &LocalLayers, payload: &LayerText) -> Result<Effective, ConfigError> {
     effective_as(layers, Some(payload), true)
 }

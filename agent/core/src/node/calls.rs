@@ -20,8 +20,8 @@ const BURST: u32 = 20;
 /// One more may start after this time: each costs a process and a handshake.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Longest time that a call is worth answering, with some more: the hub gives a node ten seconds and a period
-/// of renewals of forty at most.
+/// How long a call is worth answering, with a margin: the hub gives a node ten seconds and a period of
+/// renewals of forty at most.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// The calls that the hub announced.

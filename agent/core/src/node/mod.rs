@@ -1,8 +1,8 @@
 //! The Node object, its Lease and its Events: a node's reports about itself. Three actors: `object`,
 //! `heartbeat`, `events`.
 //!
-//! Always holds: none waits for another, nor for the configuration. Leaves to others: when requests are sent
-//! and repeated (`outbox`).
+//! Always holds: no actor waits for another one, nor for the configuration. Leaves to others: when requests
+//! are sent and repeated (`outbox`).
 
 pub(crate) mod calls;
 pub(crate) mod events;

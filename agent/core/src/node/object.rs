@@ -98,7 +98,7 @@ struct Labels {
     /// The latest ones.
     written: VecDeque<Value>,
     rewrites: Rewrites,
-    /// They wait for their pace.
+    /// When the next write may be sent; set while one waits for this.
     paced: Option<Duration>,
 }
 

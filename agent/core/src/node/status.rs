@@ -85,8 +85,8 @@ pub(crate) struct StatusKeeper {
     next_report: Option<Duration>,
 }
 
-/// The fate of the declared features: a server that does not know the field drops it, and must not get it for
-/// ever.
+/// Whether the server keeps the declared features: a server that does not know the field drops it, and must
+/// not receive it again and again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Declared {
     #[default]
@@ -645,8 +645,9 @@ pub fn allocatable_memory(memory_bytes: u64, config: &Config) -> u64 {
     reserved.iter().fold(memory_bytes, |left, kept| left.saturating_sub(*kept))
 }
 
-/// The resources of which nothing is left for pods, each with the reservation and the capacity. The capacity
-/// is not known when a configuration is checked, so these are warnings; the kubelet refuses to start.
+/// The resources of which the reservations leave nothing for pods, each with the reservation and the
+/// capacity. The capacity is not known when a configuration is checked, so these are warnings; the kubelet
+/// refuses to start.
 fn used_up(facts: &HostFacts, config: &Config) -> Vec<String> {
     let (system, kube) = (&config.system_reserved, &config.kube_reserved);
     let line = |name: &str, shown: fn(u64) -> String, [system, kube, capacity]: [u64; 3]| {
