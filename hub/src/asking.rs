@@ -15,6 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use crate::own;
 use crate::pki;
 
 /// A hub on this machine answers within milliseconds, unless it waits for its disk.
@@ -70,7 +71,7 @@ async fn exchange(
 fn parse(answer: &[u8]) -> Option<(u16, Value)> {
     let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n")?;
     let code = std::str::from_utf8(answer.get(9..12)?).ok()?.parse().ok()?;
-    Some((code, serde_json::from_slice(&answer[end + 4..]).ok()?))
+    Some((code, own::read(&answer[end + 4..]).ok()?))
 }
 
 /// Rows below a header, with three spaces between the columns. The cells include texts that nodes and

@@ -15,9 +15,11 @@
 //! | `pki` | the certificate authority, serving and client certificates |
 //! | `node_command`, `rollout_command` | `kedge-hub node` and `rollout`: ask the running hub (`asking`) |
 //! | `flags`, `addresses`, `logging` | the command line, the names and URLs of the hub, the log |
-//! | `bucket`, `files` | rates, for `server` and `audit`; small durable files |
+//! | `bucket`, `files`, `own` | rates, for `server` and `audit`; small durable files; reading JSON that the hub wrote |
 //!
 //! The hub never dials a node, and no node's clock is ever compared with ours.
+
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests read what they wrote themselves"))]
 
 pub mod addresses;
 mod asking;
@@ -36,6 +38,7 @@ mod locks;
 pub mod logging;
 pub mod memory;
 pub mod node_command;
+mod own;
 pub mod pki;
 pub mod probe;
 pub mod requests;

@@ -5,6 +5,7 @@
 //! below are for limits that no other test reaches: each requests exactly as much as the page allows, and one
 //! more.
 
+#![allow(clippy::disallowed_methods, reason = "tests read what they and the hub wrote")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
 mod server;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::entry::{Entry, Note};
+use crate::own;
 
 /// Equal lines of a minute that are written one by one. A program that does the same thing every second takes
 /// four lines a minute.
@@ -107,7 +108,7 @@ fn facts<'a>(entry: &'a Entry<'_>) -> impl Hash + use<'a> {
 }
 
 fn numbered(Fold { repeats, last, whose, act, is_own, .. }: Fold) -> Folded {
-    let mut line: Value = serde_json::from_str(&last).expect("we made it of JSON");
+    let mut line: Value = own::read(last.as_bytes()).expect("we made it of JSON");
     line["annotations"][Note::Repeats.key()] = repeats.to_string().into();
     Folded { repeats, line: format!("{line}\n"), whose, act, is_own }
 }

@@ -27,6 +27,7 @@ use serde_json::{Value, json};
 use crate::audit::{Note, ObjectRef, try_append_line};
 use crate::files::{self, open_regular};
 use crate::fresh::fresh;
+use crate::own;
 use crate::pki;
 
 use super::marker::{Known, Marker};
@@ -227,7 +228,7 @@ fn judge(store: &Connection, path: &Path) -> Result<Judged, Fault> {
     let loaded = load_all(store, path, &mut |record| {
         objects += 1;
         if record.resource == CONFIG_MAP.plural && denied::is_deny_list(&record.namespace, &record.name) {
-            list = serde_json::from_slice(&record.json).unwrap_or_default();
+            list = own::read(&record.json).unwrap_or_default();
         }
         let kind = KINDS.iter().find(|kind| kind.resource_name() == record.resource);
         let (name, losable) = (
@@ -454,7 +455,7 @@ fn present(state: &Path) -> Option<(Spaces<i64>, Option<i64>, Value)> {
     let sql = "SELECT json FROM objects WHERE resource = ?1 AND namespace = ?2 AND name = ?3";
     let place = [CONFIG_MAP.plural, DENY_LIST_NAMESPACE, DENY_LIST_NAME];
     let list: Option<Vec<u8>> = store.query_row(sql, place, |row| row.get(0)).optional().ok()?;
-    let list = list.and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default();
+    let list = list.and_then(|json| own::read(&json).ok()).unwrap_or_default();
     // copies the log into the file, so that it is not replayed into the new one
     store.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).ok()?;
     Some((reserved, id, list))
@@ -507,7 +508,7 @@ fn finish(
     store
         .load(&mut |record| {
             if record.resource == CONFIG_MAP.plural && denied::is_deny_list(&record.namespace, &record.name) {
-                let list = serde_json::from_slice(&record.json).unwrap_or_default();
+                let list = own::read(&record.json).unwrap_or_default();
                 known.note_list(record.revision, &list);
             }
         })

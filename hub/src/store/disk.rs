@@ -13,6 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::own;
 use kedge_hub_core::identity::denied;
 use kedge_hub_core::kinds::CONFIG_MAP;
 use rusqlite::Connection;
@@ -188,7 +189,7 @@ impl Found {
         let is_list =
             record.resource == CONFIG_MAP.plural && denied::is_deny_list(&record.namespace, &record.name);
         if is_list {
-            self.list = Some((record.revision, serde_json::from_slice(&record.json).unwrap_or_default()));
+            self.list = Some((record.revision, own::read(&record.json).unwrap_or_default()));
         }
     }
 
@@ -338,7 +339,7 @@ impl DiskStore {
             Change::Put { resource, namespace, name, revision, json }
                 if is_list(resource, namespace, name) =>
             {
-                Some((revision, serde_json::from_slice(json).unwrap_or_default()))
+                Some((revision, own::read(json).unwrap_or_default()))
             }
             Change::Delete { resource, namespace, name } if is_list(resource, namespace, name) => {
                 Some((0, Value::Null))

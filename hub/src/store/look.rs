@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use crate::own;
 use kedge_hub_core::kinds::Kind;
 use rusqlite::{OptionalExtension, params};
 use serde_json::Value;
@@ -31,6 +32,6 @@ pub(crate) fn object(
         .query_row(query, params![kind.resource_name(), namespace, name], |row| row.get::<_, Vec<u8>>(0))
         .optional()
         .map_err(engine("read", &path))?;
-    let read = |json: Vec<u8>| serde_json::from_slice(&json).map_err(|error| wrong(&path, error));
+    let read = |json: Vec<u8>| own::read(&json).map_err(|error| wrong(&path, error));
     found.map(read).transpose()
 }

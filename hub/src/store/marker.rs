@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::Spaces;
 use crate::files::{self, Flush};
+use crate::own;
 
 /// Path below the data directory.
 pub(super) const NAME: &str = "pki/store-marker";
@@ -81,7 +82,7 @@ impl Known {
         if told != sum(content.as_bytes()) {
             return None;
         }
-        let value: Value = serde_json::from_str(content).ok()?;
+        let value: Value = own::read(content.as_bytes()).ok()?;
         let reserved =
             Spaces { common: value["reserved"].as_u64()?, leases: value["leaseReserved"].as_u64()? };
         Some(Known {
