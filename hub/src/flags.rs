@@ -71,8 +71,8 @@ Flags:
                             directory denies, stays denied
   --same-credentials        of node readmit: the old credentials are good again; only if nobody else can have them
   -n, --namespace NAME      of rollout: the namespace of the DaemonSet [default]
-  --watch                   of rollout: print again at each change, until the update is complete (status 0), stopped or
-                            followed by another one (status 1)
+  --watch                   of rollout: print again at each change, until the update is complete (status 0: each pod has
+                            been available for kedge.dev/complete-after), stopped or followed by another one (status 1)
   -h, --help                this text
   -V, --version             the version
 

@@ -1,7 +1,7 @@
 //! `kedge-hub rollout NAME`: the progress of a DaemonSet's update, node by node, from the running hub's view.
 //!
 //! Always holds: nothing is decided here. With `--watch` it prints the table at each change, and ends when
-//! the update is complete, or with an error when it stopped or another template replaced it: kubectl's
+//! the update is complete (its pods stayed), or with an error when it stopped or another template replaced it: kubectl's
 //! `rollout status` would keep waiting, or report the other template's success. If the hub is away for a
 //! moment, the command retries. Left to others: the hub's side
 //! (`kedge_hub_core::controllers::daemon_sets::view`).
@@ -72,15 +72,17 @@ fn shown(answer: &Value) -> String {
         Value::Null => "-".to_owned(),
         other => other.to_string(),
     };
+    let failed = answer["failed"].as_u64().filter(|count| *count > 0);
     let mut out = format!(
-        "{}/{}: revision {} is {}; {} of {} nodes updated, {} available\n",
+        "{}/{}: revision {} is {}; {} of {} nodes updated, {} available{}\n",
         text(&answer["namespace"]),
         text(&answer["name"]),
         text(&answer["revision"]),
         text(&answer["state"]),
         text(&answer["updated"]),
         text(&answer["desired"]),
-        text(&answer["available"])
+        text(&answer["available"]),
+        failed.map_or(String::new(), |count| format!(", {count} failed"))
     );
     if let Some(message) = answer["message"].as_str().filter(|message| !message.is_empty()) {
         out.push_str(&format!("{message}\n"));
@@ -99,10 +101,10 @@ mod tests {
     #[test]
     fn table_has_a_line_for_each_node_below_the_state() {
         let answer = json!({"namespace": "n", "name": "d", "revision": "d-x", "state": "stopped", "message": "because",
-            "updated": 1, "desired": 2, "available": 1, "nodes": [
+            "updated": 1, "desired": 2, "available": 1, "failed": 1, "nodes": [
             {"node": "edge-1", "revision": 2, "state": "failed", "why": "crash loop"},
             {"node": "e", "revision": null, "state": "waits", "why": ""}]});
-        let expect = "n/d: revision d-x is stopped; 1 of 2 nodes updated, 1 available\nbecause\n\
+        let expect = "n/d: revision d-x is stopped; 1 of 2 nodes updated, 1 available, 1 failed\nbecause\n\
                       NODE     REVISION   STATE    WHY\n\
                       edge-1   2          failed   crash loop\n\
                       e        -          waits    -\n";
@@ -118,7 +120,8 @@ mod tests {
             assert_eq!(ends(before, now), expect, "{before} {now}");
         };
         check(&Value::Null, &at("a", "under way"), None);
-        check(&at("a", "under way"), &at("a", "complete"), Some(Ok(())));
+        check(&at("a", "under way"), &at("a", "soaking"), None);
+        check(&at("a", "soaking"), &at("a", "complete"), Some(Ok(())));
         check(&at("a", "under way"), &at("a", "stopped"), Some(Err("why")));
         let other = "revision a was not completed: the template is that of b now";
         check(&at("a", "under way"), &at("b", "complete"), Some(Err(other)));

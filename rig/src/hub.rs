@@ -143,6 +143,17 @@ impl Hub {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// What `kedge-hub rollout SET --watch` prints until it ends, and whether the update is complete then.
+    pub fn watch_rollout(&self, set: &str) -> Result<(bool, String), RigError> {
+        let output = Command::new(&self.program)
+            .args(["rollout", set, "--watch", "--data-dir"])
+            .arg(&self.data_dir)
+            .output()
+            .map_err(RigError::io("run", &self.program))?;
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        Ok((output.status.success(), said.concat()))
+    }
+
     fn chosen_address(&self) -> Result<String, RigError> {
         let config = self.kubectl.json(&["config", "view", "--raw"])?;
         let server = config.pointer("/clusters/0/cluster/server").and_then(Value::as_str).unwrap_or_default();

@@ -116,6 +116,15 @@ impl Site {
         self.kubectl(&["annotate", "--overwrite", "daemonset", SET, annotation]);
     }
 
+    /// The update is complete by the hub's word: its pods stayed.
+    #[track_caller]
+    fn completes(&self) {
+        let begin = Instant::now();
+        let (is_complete, said) = self.cluster.hub().watch_rollout(SET).unwrap();
+        assert!(is_complete && said.contains("is complete"), "{said}\n{}", self.state());
+        eprintln!("complete: {} ms", begin.elapsed().as_millis());
+    }
+
     fn set(&self) -> Value {
         self.cluster.kubectl().json(&["get", "daemonset", SET]).unwrap_or_default()
     }
@@ -196,7 +205,8 @@ fn count(when: &str, out: usize, more: usize) {
 
 fn manifest(image: &str) -> String {
     let labels = json!({"app": "clock"});
-    json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": SET}, "spec": {
+    let annotations = json!({"kedge.dev/complete-after": "8s"});
+    json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": SET, "annotations": annotations}, "spec": {
         "selector": {"matchLabels": labels}, "minReadySeconds": 1,
         "template": {"metadata": {"labels": labels}, "spec": {
             "hostNetwork": true, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
@@ -211,10 +221,12 @@ fn updates_of_real_agents_stop_before_they_hurt() {
         site.push_good("v1", 86_401);
         site.cluster.kubectl().feed(&["apply", "-f", "-"], &manifest(&site.image("v1"))).unwrap();
         site.until("the first rollout", NODES.len(), || site.all_run("v1"));
+        site.completes();
 
         image_that_is_missing_harms_nothing(&site);
         crash_loop_stops_after_one_node_and_is_undone(&site);
         failed_update_is_rolled_back(&site);
+        image_that_ends_soon_is_never_complete(&site);
         canary_comes_first(&site);
         rollover_ends_with_the_last_template(&site);
         surge_leaves_no_node_without_a_container(&site);
@@ -255,6 +267,7 @@ fn crash_loop_stops_after_one_node_and_is_undone(site: &Site) {
     site.until("the undo", 1, || site.all_run("v2"));
     let said = site.kubectl(&["rollout", "status", &rollout, "--timeout=60s"]);
     assert!(said.contains("successfully rolled out"), "{said}");
+    site.completes();
 }
 
 fn failed_update_is_rolled_back(site: &Site) {
@@ -264,6 +277,21 @@ fn failed_update_is_rolled_back(site: &Site) {
     let has_template =
         |tag: &str| site.set()["spec"]["template"]["spec"]["containers"][0]["image"] == *site.image(tag);
     site.until("the roll back", 1, || has_template("v2") && site.all_run("v2"));
+    site.annotate("kedge.dev/rollback-on-failure=false");
+}
+
+/// It runs for longer than `minReadySeconds`, so kubectl may see a success; what waits for the hub's word does not.
+fn image_that_ends_soon_is_never_complete(site: &Site) {
+    site.completes();
+    site.annotate("kedge.dev/rollback-on-failure=true");
+    site.push("soon", &["/bin/sh", "-c", "sleep 2; exit 3"]);
+    site.set_image("soon");
+    let (is_complete, said) = site.cluster.hub().watch_rollout(SET).unwrap();
+    eprintln!("{said}");
+    assert!(!is_complete && !said.contains("is complete"), "{said}");
+    assert!(said.contains("failed, more than 0") || said.contains("was not completed"), "{said}");
+    site.until("the roll back of what ended soon", NODES.len(), || site.all_run("v2"));
+    site.completes();
     site.annotate("kedge.dev/rollback-on-failure=false");
 }
 
@@ -316,6 +344,8 @@ fn surge_leaves_no_node_without_a_container(site: &Site) {
 /// Its containers run although its status is set to Failed, as upstream's conformance test does, which then
 /// waits until the pod is gone.
 fn pod_that_is_called_failed_is_replaced(site: &Site) {
+    // before, it would be a failure of the update, which stops
+    site.completes();
     let names = || -> Vec<String> {
         let text = site.kubectl(&["get", "pods", "-l", "app=clock", "-o", "name"]);
         text.lines().map(str::to_owned).collect()

@@ -13,7 +13,7 @@ fn rollout_shows_each_node_and_ends_with_the_update() {
     assert_eq!(none.code, Some(1));
     assert!(none.err.contains("404 daemonsets.apps \"agent\" not found"), "{}", none.err);
     admin.post(NODES, &json!({"metadata": {"name": "edge-1"}})).expect(201);
-    let set = json!({"metadata": {"name": "agent"}, "spec": {"selector": {"matchLabels": {"app": "agent"}},
+    let set = json!({"metadata": {"name": "agent", "annotations": {"kedge.dev/complete-after": "3s"}}, "spec": {"selector": {"matchLabels": {"app": "agent"}},
         "template": {"metadata": {"labels": {"app": "agent"}}, "spec": {"containers": [{"name": "main", "image": "i:1"}]}}}});
     admin.post(SETS, &set).expect(201);
     let pod = admin.another().watch(&format!("{PODS}?watch=true")).event();
@@ -25,6 +25,7 @@ fn rollout_shows_each_node_and_ends_with_the_update() {
     admin.patch("merge", &format!("{PODS}/{pod}/status"), &ready).expect(200);
     let watched = hub.command(&["rollout", "agent", "--watch"]);
     assert_eq!(watched.code, Some(0), "{}", watched.err);
+    assert!(watched.out.contains("is soaking; 1 of 1 nodes updated, 1 available\n"), "{}", watched.out);
     assert!(
         watched.out.contains("is complete; 1 of 1 nodes updated, 1 available\nNODE     REVISION   STATE"),
         "{}",

@@ -57,6 +57,7 @@ mod tests {
     mod pull_ahead;
     mod rollouts;
     mod scheduler;
+    mod soak;
     mod taint_eviction;
 
     struct NoSink;

@@ -45,6 +45,7 @@ const BY_HUB: &str = "the hub writes it by itself, and what others write there h
 static ANNOTATIONS: &[Annotation] = &[
     of_people("kedge.dev/canary-selector", &[&DAEMON_SET]),
     of_people("kedge.dev/canary-soak", &[&DAEMON_SET]),
+    of_people("kedge.dev/complete-after", &[&DAEMON_SET]),
     of_people("kedge.dev/max-failures", &[&DAEMON_SET]),
     of_people("kedge.dev/paused", &[&DAEMON_SET]),
     of_people("kedge.dev/pre-pull", &[&DAEMON_SET]),

@@ -385,8 +385,8 @@ impl DaemonSets {
                     return tasks;
                 };
                 let minds_failures = minds_failures(&revision, renumber.is_some(), proven.as_ref(), &live);
-                let wanted = wanted(&look.value, current, proven, minds_failures, self.defaults);
                 let settings = Settings::read(&look.value);
+                let wanted = wanted(&look.value, &settings, current, proven, minds_failures, self.defaults);
                 set.rows.pods_changed(set.known.take_touched());
                 let by = Basis {
                     nodes: &self.nodes,
@@ -1024,6 +1024,7 @@ fn is_paused(set: &Value) -> bool {
 /// The requirements of a set on its pods, as `update` reads them.
 fn wanted(
     set: &Value,
+    settings: &Settings,
     current: Current,
     proven: Option<Proven>,
     minds_failures: bool,
@@ -1050,6 +1051,7 @@ fn wanted(
         hash: current.hash,
         generation: generation.to_owned(),
         min_ready: min_ready(spec),
+        stays: settings.stays.max(min_ready(spec)),
         // a paused set replaces only pods that somebody deletes, which is what `OnDelete` does
         strategy: match rolls {
             true => Strategy::Rolling {

@@ -22,8 +22,8 @@ use super::update::{Here, Pod, Wanted};
 /// The state of a node at rest. Each has at most one pod of the set that is not being deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rest {
-    /// An available pod of the current revision.
-    Updated,
+    /// An available pod of the current revision; whether it has stayed so for long enough.
+    Updated { has_stayed: bool },
     /// The same, but it crashed not long ago.
     Unsteady,
     /// An available pod of another revision.
@@ -44,6 +44,8 @@ enum Rest {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AtRest {
     pub(super) updated: usize,
+    /// Of these, those that have not stayed so for long enough.
+    pub(super) soaking: usize,
     pub(super) unsteady: usize,
     pub(super) outdated: usize,
     pub(super) starting: usize,
@@ -70,7 +72,12 @@ impl AtRest {
 
     fn count(&mut self, rest: Rest, change: impl Fn(&mut usize)) {
         match rest {
-            Rest::Updated => change(&mut self.updated),
+            Rest::Updated { has_stayed } => {
+                change(&mut self.updated);
+                if !has_stayed {
+                    change(&mut self.soaking);
+                }
+            }
             Rest::Unsteady => change(&mut self.unsteady),
             Rest::Outdated { .. } | Rest::Closed => change(&mut self.outdated),
             Rest::Starting { is_ready } => {
@@ -289,12 +296,16 @@ fn rest(here: &Here<'_>, by: &Basis<'_>) -> Option<(Rest, Option<Duration>)> {
         let rest = (Rest::Ended { is_current }, Some(until));
         return (is_plain && !(is_current && wanted.minds_failures)).then_some(rest);
     }
+    let updated = || {
+        let has_stayed = wanted.has_stayed(pod, now);
+        (Rest::Updated { has_stayed }, wanted.stays_at(pod).filter(|_| !has_stayed))
+    };
     if !wanted.minds_failures && is_settled(pod) {
         return match wanted.available_at(pod) {
             Some(at) if at > now => Some((Rest::Starting { is_ready: true }, Some(at))),
             Some(_) if pod.is_unsteady(now) => Some((Rest::Unsteady, pod.recovers_at())),
             Some(_) if pod.is_troubled(now) => None,
-            Some(_) => Some((Rest::Updated, None)),
+            Some(_) => Some(updated()),
             None => Some((Rest::Starting { is_ready: false }, None)),
         };
     }
@@ -303,7 +314,7 @@ fn rest(here: &Here<'_>, by: &Basis<'_>) -> Option<(Rest, Option<Duration>)> {
     }
     let is_current = wanted.is_current(pod);
     match wanted.available_at(pod) {
-        Some(at) if at <= now && is_current => Some((Rest::Updated, None)),
+        Some(at) if at <= now && is_current => Some(updated()),
         Some(at) if at <= now => {
             let changes = here.maintained.stays.map(|stays| now + stays);
             let open = Rest::Outdated { is_proven: wanted.is_proven(pod) };
@@ -311,7 +322,7 @@ fn rest(here: &Here<'_>, by: &Basis<'_>) -> Option<(Rest, Option<Duration>)> {
         }
         Some(at) if is_current => Some((Rest::Starting { is_ready: true }, Some(at))),
         None if is_current => {
-            let over = pod.unready()? + by.settings.deadline;
+            let over = by.settings.overdue_at(pod)?;
             (over > now).then_some((Rest::Starting { is_ready: false }, Some(over)))
         }
         _ => None,

@@ -35,6 +35,8 @@ const ROLLBACK: &str = "kedge.dev/rollback-on-failure";
 const CANARY: &str = "kedge.dev/canary-selector";
 /// How long the canaries must have been available before other nodes get the revision.
 const SOAK: &str = "kedge.dev/canary-soak";
+/// How long each pod must have been ready, at least once, before a rollout is complete.
+pub(super) const STAYS: &str = "kedge.dev/complete-after";
 /// On a revision: the state of its rollout, a [`Record`].
 pub(super) const RECORD: &str = "kedge.dev/rollout";
 /// On a revision: its number when its rollout was last seen complete.
@@ -47,6 +49,8 @@ const DEADLINE: Duration = Duration::from_secs(10 * 60);
 /// Without an annotation: the time after which an unready pod counts as failed, so that bad canaries have
 /// failed by then.
 const DEFAULT_SOAK: Duration = DEADLINE;
+/// Without an annotation: longer than a container takes to crash for the third time.
+const DEFAULT_STAYS: Duration = Duration::from_secs(60);
 /// Longest time that an annotation may give: longer than anybody waits, and far from the overflow of a clock.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Failures that stop an update without an annotation. It is a share, so that it suits any fleet, and never
@@ -148,6 +152,8 @@ pub(super) struct Watch {
     /// Since when it has not been ready for [`RECOVERS`] without a break: a pod that is ready now and then
     /// does not count as starting for ever.
     restless: Option<Duration>,
+    /// The longest time for which it was ready on end, but for the present one.
+    longest: Duration,
     stuck: Option<Duration>,
     /// The revision of the request to pull images ahead, and since when the node has it.
     asked: Option<(Box<str>, Duration)>,
@@ -171,12 +177,14 @@ impl Watch {
         let cannot = self.cannot.or(Some(now)).filter(|_| pod.ahead.is_failing());
         let unready = self.unready.filter(|_| was_ready.is_none_or(|time| time < min_ready));
         let restless = self.restless.filter(|_| was_ready.is_none_or(|time| time < RECOVERS));
+        let longest = self.longest.max(was_ready.unwrap_or_default());
         if pod.ready_since.is_some() {
-            return Watch { unready, restless, stuck: None, asked, cannot };
+            return Watch { unready, restless, longest, stuck: None, asked, cannot };
         }
         let is_stuck = matches!(pod.trouble, Some(Trouble::Pull | Trouble::Start));
         let stuck = self.stuck.or_else(|| is_stuck.then_some(now));
-        Watch { unready: unready.or(Some(now)), restless: restless.or(Some(now)), stuck, asked, cannot }
+        let (unready, restless) = (unready.or(Some(now)), restless.or(Some(now)));
+        Watch { unready, restless, longest, stuck, asked, cannot }
     }
 
     pub(super) fn unready(&self) -> Option<Duration> {
@@ -185,6 +193,10 @@ impl Watch {
 
     pub(super) fn restless(&self) -> Option<Duration> {
         self.restless
+    }
+
+    pub(super) fn longest(&self) -> Duration {
+        self.longest
     }
 
     /// Since when the node has been asked to pull images ahead.
@@ -210,6 +222,8 @@ pub(super) struct Settings {
     /// As it is written, to notice a change.
     limit_text: String,
     pub(super) deadline: Duration,
+    /// How long a pod stays available before the rollout is complete.
+    pub(super) stays: Duration,
     resume: String,
     rolls_back: bool,
     canary: Canary,
@@ -260,6 +274,14 @@ impl Settings {
                 DEADLINE
             }),
         };
+        let stays = match given(STAYS) {
+            "" => DEFAULT_STAYS,
+            found => time(found).unwrap_or_else(|| {
+                let expected = "a duration of at most a year, such as 5m";
+                wrong.push(complaint(STAYS, found, expected, "the default holds"));
+                DEFAULT_STAYS
+            }),
+        };
         let rolls_back = match given(ROLLBACK) {
             "" | "false" => false,
             "true" => true,
@@ -300,9 +322,19 @@ impl Settings {
             canary,
             limit_text: given(MAX_FAILURES).to_owned(),
             deadline,
+            stays,
             resume: given(RESUME).to_owned(),
             wrong,
         }
+    }
+
+    /// When a pod that is not ready has failed, if it does not become so before: within the deadline, or, if it was ready now and then, but
+    /// never for as long as it is to stay, within both times.
+    pub(super) fn overdue_at(&self, pod: &Pod) -> Option<Duration> {
+        let never = pod.unready().map(|since| since + self.deadline);
+        let unsteady = pod.restless().filter(|_| pod.watch.longest() < self.stays);
+        let unsteady = unsteady.map(|since| since + self.deadline + self.stays);
+        never.into_iter().chain(unsteady).min()
     }
 
     pub(super) fn has_canaries(&self) -> bool {
@@ -517,7 +549,7 @@ impl Judge<'_> {
         if self.wanted.is_rolling {
             self.stop_or_go_on(failures, &mut verdict);
         }
-        let is_complete = failures.nodes.is_empty() && self.is_everywhere(verdict.stopped.is_some());
+        let is_complete = failures.nodes.is_empty() && self.is_everywhere(&mut verdict);
         if is_complete && !self.is_renumbered {
             verdict.complete = self.is_shown.then_some(self.current.number);
             verdict.stopped = None;
@@ -617,7 +649,7 @@ impl Judge<'_> {
             Some(Trouble::Crashes) if !has_recovered => Some(Why::Crashes),
             Some(Trouble::Pull) if is_stuck => Some(Why::Pull),
             Some(Trouble::Start) if is_stuck => Some(Why::Start),
-            _ if is_over(pod.unready(), self.settings.deadline) == Some(true) => Some(Why::NotReady),
+            _ if is_over(self.settings.overdue_at(pod), Duration::ZERO) == Some(true) => Some(Why::NotReady),
             _ => None,
         }
     }
@@ -738,6 +770,20 @@ impl Judge<'_> {
         self.wanted.proven.is_some() || is_at_rest || self.heres.iter().any(|here| !here.old.is_empty())
     }
 
+    /// Why a stopped revision is not rolled back; empty if it is.
+    fn why_it_stays(&self) -> String {
+        match (self.settings.rolls_back, self.current.complete) {
+            (false, _) => format!("; not rolled back, for {ROLLBACK} is not \"true\""),
+            (true, Some(number)) => {
+                format!("; not rolled back, for it was complete before, as number {number} ({COMPLETE})")
+            }
+            (true, None) if self.wanted.proven.as_ref().is_none_or(|proven| !proven.was_complete) => {
+                "; not rolled back, for no other revision was complete".to_owned()
+            }
+            (true, None) => String::new(),
+        }
+    }
+
     fn why(&self, failed: &BTreeMap<String, Why>, most: usize) -> String {
         let shown: Vec<String> =
             failed.iter().take(NAMED).map(|(node, why)| format!("{node} ({why})")).collect();
@@ -745,25 +791,35 @@ impl Judge<'_> {
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         format!(
             "Stopped revision {}: {} failed, more than {most}: {}{more}; other nodes keep what they run until the template \
-             changes or the annotation {RESUME} gets another value",
+             changes or the annotation {RESUME} gets another value{}",
             self.current.name,
             if failed.len() == 1 { "1 node".to_owned() } else { format!("{} nodes", failed.len()) },
-            shown.join(", ")
+            shown.join(", "),
+            self.why_it_stays()
         )
     }
 
-    /// Whether each node has an available pod of the current revision and no other pod. A stopped rollout is
-    /// not complete before lost nodes have it, too.
-    fn is_everywhere(&self, with_lost: bool) -> bool {
-        let at_rest = &self.at_rest;
-        if at_rest.desired() > at_rest.updated || with_lost && at_rest.aside > 0 {
+    /// Whether each node has an available pod of the current revision, which has stayed ready, and no other
+    /// pod. A stopped rollout is not complete before lost nodes have it, too.
+    fn is_everywhere(&self, verdict: &mut Verdict) -> bool {
+        let (at_rest, with_lost) = (&self.at_rest, verdict.stopped.is_some());
+        let new =
+            self.heres.iter().filter_map(|here| here.new.first()).filter(|pod| !pod.is_unsteady(self.now));
+        if let Some(at) = new.filter_map(|pod| self.wanted.stays_at(pod)).filter(|at| *at > self.now).min() {
+            verdict.next = Some(verdict.next.map_or(at, |next| next.min(at)));
+        }
+        if at_rest.desired() > at_rest.updated || at_rest.soaking > 0 || with_lost && at_rest.aside > 0 {
             return false;
         }
         let mut expected =
             self.heres.iter().filter(|here| here.placed.runs && (with_lost || !here.is_set_aside)).peekable();
         let has = |here: &Here<'_>| {
             let new = here.new.first();
-            let is_well = |pod: &&Pod| self.wanted.is_available(pod, self.now) && !pod.is_unsteady(self.now);
+            let is_well = |pod: &&Pod| {
+                self.wanted.is_available(pod, self.now)
+                    && !pod.is_unsteady(self.now)
+                    && self.wanted.has_stayed(pod, self.now)
+            };
             here.old.is_empty() && new.is_some_and(is_well)
         };
         (at_rest.updated > 0 || expected.peek().is_some()) && expected.all(has)
@@ -781,13 +837,13 @@ mod tests {
         for (found, expect) in
             [("8760h", Some(LONGEST)), ("8761h", None), (&*endless, None), ("soon", None), ("0s", None)]
         {
-            let set =
-                json!({"metadata": {"annotations": {PROGRESS_DEADLINE: found, SOAK: found, CANARY: "a=b"}}});
+            let set = json!({"metadata": {"annotations": {PROGRESS_DEADLINE: found, SOAK: found, STAYS: found, CANARY: "a=b"}}});
             let settings = Settings::read(&set);
             assert_eq!(settings.deadline, expect.unwrap_or(DEADLINE));
             let zero = (found == "0s").then_some(Duration::ZERO);
+            assert_eq!(settings.stays, expect.or(zero).unwrap_or(DEFAULT_STAYS));
             assert!(matches!(settings.canary, Canary::Nodes(_, soak) if soak == expect.or(zero)));
-            let wrong = 2 * usize::from(expect.is_none()) - usize::from(zero.is_some());
+            let wrong = 3 * usize::from(expect.is_none()) - 2 * usize::from(zero.is_some());
             assert_eq!(settings.wrong.len(), wrong, "{:?}", settings.wrong);
         }
     }

@@ -179,6 +179,8 @@ pub(super) struct Wanted {
     pub(super) hash: String,
     pub(super) generation: String,
     pub(super) min_ready: Duration,
+    /// How long a pod is ready on end, at least once, before the rollout is complete; no less than `min_ready`.
+    pub(super) stays: Duration,
     pub(super) strategy: Strategy,
     /// The hub replaces pods by itself (not `OnDelete`), though the set may be paused.
     pub(super) is_rolling: bool,
@@ -335,6 +337,18 @@ impl Wanted {
         self.available_at(pod).is_some_and(|at| at <= now)
     }
 
+    /// When a pod has stayed ready for long enough, at least once; `None`: it is not ready, and never did.
+    pub(super) fn stays_at(&self, pod: &Pod) -> Option<Duration> {
+        if pod.watch.longest() >= self.stays {
+            return Some(Duration::ZERO);
+        }
+        Some(pod.ready_at? + self.stays)
+    }
+
+    pub(super) fn has_stayed(&self, pod: &Pod, now: Duration) -> bool {
+        self.stays_at(pod).is_some_and(|at| at <= now)
+    }
+
     /// Whether a pod is of the proven revision.
     pub(super) fn is_proven(&self, pod: &Pod) -> bool {
         self.proven.as_ref().is_some_and(|proven| proven.hash == pod.hash)
@@ -400,6 +414,7 @@ impl Planner<'_> {
         if self.verdict.stopped.is_none() {
             status.set_aside = at_rest.aside;
         } else {
+            status.available -= at_rest.soaking;
             status.desired += at_rest.aside;
             status.current += at_rest.aside_with_pod;
         }
@@ -424,7 +439,12 @@ impl Planner<'_> {
         status.current += 1;
         status.updated += usize::from(self.wanted.is_current(pod));
         let has_failed = self.verdict.stopped.is_some() && self.verdict.failed.contains(&here.node.name);
-        let (is_ready, is_available) = (pod.ready_since.is_some(), self.is_available(pod) && !has_failed);
+        // kubectl reports no success of a stopped update before it is complete
+        let is_soaking = self.verdict.stopped.is_some()
+            && self.wanted.is_current(pod)
+            && !self.wanted.has_stayed(pod, self.now);
+        let is_available = self.is_available(pod) && !has_failed && !is_soaking;
+        let is_ready = pod.ready_since.is_some();
         let status = &mut self.plan.status;
         status.ready += usize::from(is_ready);
         status.available += usize::from(is_available);
@@ -646,6 +666,7 @@ mod tests {
             hash: "new".into(),
             generation: "2".into(),
             min_ready: Duration::from_secs(10),
+            stays: Duration::ZERO,
             strategy: Strategy::Rolling { unavailable, surge },
             is_rolling: true,
             proven: None,

@@ -13,14 +13,14 @@ use super::super::controller::World;
 use super::super::placing::Node;
 use super::ahead::Step;
 use super::history::Revision;
-use super::rollout::Settings;
+use super::rollout::{STAYS, Settings};
 use super::update::{Here, Pod, Wanted, gather};
-use super::{Defaults, is_paused, proven, wanted};
+use super::{Defaults, is_paused, proven, shows_success, wanted};
 use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, NODE, POD};
 use crate::value::text;
 
-/// The rollout of a set: its `state` (complete, stopped, paused, waits for canaries, under way), counts, and
-/// `nodes`, each with `node`, `revision`, `state` (waits, pulls, starts, runs, failed) and `why`. `None` if
+/// The rollout of a set: its `state` (complete, stopped, paused, waiting for canaries, soaking, under way),
+/// counts, and `nodes`, each with `node`, `revision`, `state` (waits, pulls, starts, runs, failed) and `why`. `None` if
 /// the set does not exist.
 pub fn view(
     world: &dyn World,
@@ -40,15 +40,15 @@ pub fn view(
     let mut answer = json!({
         "namespace": namespace, "name": name, "revision": "", "state": "under way", "message": "",
         "desired": status("desiredNumberScheduled"), "updated": status("updatedNumberScheduled"),
-        "available": status("numberAvailable"), "nodes": [],
+        "available": status("numberAvailable"), "failed": 0, "nodes": [],
     });
     let template = &set["spec"]["template"];
     let newest = revisions.iter().filter(|one| one.is_of(template)).max_by_key(|one| one.number);
     // without a revision the controller has not looked at the set yet: only the stored counts can be shown
     let Some(current) = newest else { return Some(answer) };
     let live: BTreeSet<String> = pods.iter().map(|pod| pod.hash.clone()).collect();
-    let wanted = wanted(&set, current.into(), proven(&set, &revisions, &live), true, defaults);
     let settings = Settings::read(&set);
+    let wanted = wanted(&set, &settings, current.into(), proven(&set, &revisions, &live), true, defaults);
     let nodes: Vec<Node> = world.list(&NODE, "").iter().map(|object| Node::read(object)).collect();
     let (nodes, pods): (Vec<&Node>, Vec<&Pod>) = (nodes.iter().collect(), pods.iter().collect());
     let is_observed = set["metadata"]["generation"] == set["status"]["observedGeneration"];
@@ -61,6 +61,7 @@ pub fn view(
         _ if !is_observed => ("under way", String::new()),
         Some(why) => ("stopped", why.to_owned()),
         None if is_complete => ("complete", String::new()),
+        None if shows_success(&set) => ("soaking", soak(&wanted)),
         None if is_paused(&set) => ("paused", String::new()),
         None if !wanted.is_rolling => ("left to deletions (OnDelete)", String::new()),
         None if waits_for_canaries => ("waiting for canaries", String::new()),
@@ -75,11 +76,19 @@ pub fn view(
         let (pod, state, why) = row(&wanted, here, &by_uid, state, is_held);
         json!({"node": here.node.name, "revision": pod.and_then(|pod| number(&pod.hash)), "state": state, "why": why})
     });
-    answer["nodes"] = shown.collect();
+    let shown: Vec<Value> = shown.collect();
+    answer["failed"] = shown.iter().filter(|row| row["state"] == "failed").count().into();
+    answer["nodes"] = shown.into();
     answer["revision"] = current.name.as_str().into();
     answer["state"] = state.into();
     answer["message"] = message.into();
     Some(answer)
+}
+
+/// Why a rollout that kubectl takes for a success is not complete yet.
+fn soak(wanted: &Wanted) -> String {
+    let seconds = wanted.stays.as_secs();
+    format!("each pod is available; complete once each has been for {seconds} s without a break ({STAYS})")
 }
 
 /// The pod to show for a node, its state, and why.

@@ -15,7 +15,8 @@ use kedge_rig::Random;
 const BUDGET: usize = 2;
 
 pub(super) fn set(image: &str) -> Value {
-    json!({"metadata": {"namespace": "n", "name": "d"}, "spec": {
+    let annotations = json!({"kedge.dev/complete-after": "0s"});
+    json!({"metadata": {"namespace": "n", "name": "d", "annotations": annotations}, "spec": {
         "selector": {"matchLabels": {"app": "d"}},
         "template": {"metadata": {"labels": {"app": "d"}}, "spec": {"containers": [{"name": "c", "image": image}]}}}})
 }

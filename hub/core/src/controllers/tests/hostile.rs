@@ -221,6 +221,7 @@ fn absurd_annotations_keep_the_budget() {
         "pre-pull",
         "rollback-on-failure",
         "canary-soak",
+        "complete-after",
         "resume",
         "set-aside",
     ];

@@ -49,6 +49,8 @@ const PAUSED: &str = "kedge.dev/paused";
 const FATES: [&str; 10] = ["good", "good", "good", "slow", "crash", "shaky", "flap", "hang", "nopull", "cut"];
 /// Steps in which the template changes each time.
 const EDITS: usize = 5;
+/// How long pods stay ready before a rollout is complete, in steps, by the seed.
+const STAYS_STEPS: [usize; 4] = [6, 2, 0, 3];
 /// Crashes of a container before it runs for good.
 const CRASHES: usize = 3;
 
@@ -90,12 +92,17 @@ struct Run {
     has_failed: bool,
     /// The request to pull images ahead that its node cannot serve.
     refuses: Option<String>,
+    /// Since which step it has been ready, and for how many on end at most.
+    ready_from: Option<usize>,
+    longest: usize,
 }
 
 /// The state of the current revision, as stored.
 #[derive(Debug)]
 struct Standing {
     image: String,
+    /// Its number when it was last complete.
+    complete: Option<String>,
     is_stopped: bool,
     is_paused: bool,
     waits_for_canaries: bool,
@@ -116,6 +123,8 @@ struct Fleet {
     pulled: BTreeSet<(String, String)>,
     /// A new pod starts beside the old one.
     surges: bool,
+    /// For how long a pod stays ready before the rollout is complete.
+    stays_steps: usize,
     runs: BTreeMap<String, Run>,
     /// Under a surge: the nodes where a pod of the current revision starts beside a serving one.
     surging: BTreeSet<String>,
@@ -159,6 +168,8 @@ impl Fleet {
             "kedge.dev/max-failures": *random.pick(&["", "0", "2", "10%", "off"]),
             "kedge.dev/rollback-on-failure": *random.pick(&["true", "true", "false"]),
         });
+        let stays_steps = STAYS_STEPS[seed as usize % STAYS_STEPS.len()];
+        annotations["kedge.dev/complete-after"] = format!("{}s", stays_steps as u64 * STEP).into();
         if random.percent(50) {
             annotations["kedge.dev/canary-selector"] = "canary=true".into();
             annotations["kedge.dev/canary-soak"] = "60s".into();
@@ -187,6 +198,7 @@ impl Fleet {
             capable,
             pulled: BTreeSet::new(),
             surges,
+            stays_steps,
             runs: BTreeMap::new(),
             surging: BTreeSet::new(),
             images: 0,
@@ -565,6 +577,8 @@ impl Fleet {
                     has_reported: false,
                     has_failed: false,
                     refuses: None,
+                    ready_from: None,
+                    longest: 0,
                 };
                 self.runs.insert(uid.clone(), run);
             }
@@ -644,11 +658,13 @@ impl Fleet {
         let is_known = record["generation"] == annotation("deprecated.daemonset.template.generation");
         let is_stopped =
             is_known && record["stopped"].is_string() && record["resume"] == annotation("kedge.dev/resume");
-        let was_complete =
-            mine.iter().any(|value| value["metadata"]["annotations"]["kedge.dev/complete"].is_string());
+        let complete = mine.iter().find_map(|value| value["metadata"]["annotations"][COMPLETE].as_str());
+        let complete = complete.map(str::to_owned);
         let has_canaries = !annotation("kedge.dev/canary-selector").is_empty();
-        let waits_for_canaries = has_canaries && !was_complete && !(is_known && record["soaked"] == true);
-        Standing { image, is_stopped, is_paused: annotation(PAUSED) == "true", waits_for_canaries }
+        let waits_for_canaries =
+            has_canaries && complete.is_none() && !(is_known && record["soaked"] == true);
+        let is_paused = annotation(PAUSED) == "true";
+        Standing { image, complete, is_stopped, is_paused, waits_for_canaries }
     }
 
     /// One step of the controller, which may be killed in the middle; then checks the promises.
@@ -658,6 +674,10 @@ impl Fleet {
         // it may hear of its own pods later
         self.hub.tell_of(&mut self.controller, &DAEMON_SET);
         let before = self.standing();
+        for run in self.runs.values_mut() {
+            run.ready_from = run.is_ready.then(|| run.ready_from.unwrap_or(self.step));
+            run.longest = run.longest.max(run.ready_from.map_or(0, |from| self.step - from));
+        }
         self.hub.wall = now.wall;
         let decision = self.controller.reconcile(&self.hub.index, now);
         let most = if may_kill && self.random.one_in(15) {
@@ -834,6 +854,17 @@ impl Fleet {
             self.everywhere.insert(before.image.clone());
         }
         let after = self.standing();
+        if after.image == before.image && after.complete != before.complete {
+            self.saw("complete");
+            let stayed = |node: &str| {
+                // the controller may hear of its end a step later
+                let has = |run: &Run| run.image == after.image && run.longest + 1 >= self.stays_steps;
+                self.runs.values().any(|run| run.node == node && has(run))
+            };
+            let mut present = self.places.iter().filter(|(_, place)| !place.is_marked);
+            let early = present.find(|(node, _)| !stayed(node)).map(|(node, _)| node.clone());
+            self.require("what is complete stayed", early.is_none(), || format!("{early:?}"));
+        }
         if after.image != before.image {
             self.saw("roll backs");
             let known = self.everywhere.contains(&after.image);
@@ -1062,6 +1093,7 @@ fn promises_hold_in_a_fleet_with_faults() {
         "flapping links",
         "nodes made anew",
         "nodes renamed",
+        "complete",
         "complete at first",
         "undone in the end",
         "edit wars",
