@@ -173,7 +173,8 @@ Configuration:
   -v, --v LEVEL                logging.verbosity, 0 to 10
 
 Containers:
-  --crun FILE                  what runs them (default /usr/bin/crun); where it is missing the node runs no pods
+  --crun FILE                  what runs them (default /usr/bin/crun); while it is missing the node is not ready and
+                               rejects pods; \"\" for a node that is to run none
   --cgroup-root GROUP          the control group above those of pods and shims (default: the top of the tree)
   --preloaded-images DIR       OCI layouts that came with the system; their images need no registry
                                (default /usr/share/kedge/images)

@@ -64,10 +64,11 @@ pub struct RuntimeOptions {
 }
 
 impl RuntimeOptions {
-    /// `None` if crun is missing, or this user may not start containers. The agent then does everything else.
+    /// `None` if the node is to run no pods, or this user may not start containers. The agent then does
+    /// everything else. While crun is missing it knows its pods, and lets none begin.
     pub fn settings(&self, places: &Places) -> Option<Settings> {
         let program = &self.crun;
-        if !program.is_file() {
+        if program.as_os_str().is_empty() {
             return None;
         }
         if !kedge_platform::linux::is_root() {

@@ -364,7 +364,8 @@ impl Agent {
 
         let runtime = options.runtime.settings(&options.places).map(|settings| {
             node.serve_pods();
-            (settings, Arc::new(RuntimeHealth::default()))
+            let health = RuntimeHealth::of(settings.crun.program.clone());
+            (settings, Arc::new(health))
         });
         let handled = now(&clocks, &faults);
         let ready = Arc::new(AtomicBool::new(false));

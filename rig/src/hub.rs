@@ -145,8 +145,17 @@ impl Hub {
 
     /// What `kedge-hub rollout SET --watch` prints until it ends, and whether the update is complete then.
     pub fn watch_rollout(&self, set: &str) -> Result<(bool, String), RigError> {
+        self.ask_rollout(&["rollout", set, "--watch", "--data-dir"])
+    }
+
+    /// What `kedge-hub rollout SET` prints, and whether there is such a set.
+    pub fn rollout(&self, set: &str) -> Result<(bool, String), RigError> {
+        self.ask_rollout(&["rollout", set, "--data-dir"])
+    }
+
+    fn ask_rollout(&self, arguments: &[&str]) -> Result<(bool, String), RigError> {
         let output = Command::new(&self.program)
-            .args(["rollout", set, "--watch", "--data-dir"])
+            .args(arguments)
             .arg(&self.data_dir)
             .output()
             .map_err(RigError::io("run", &self.program))?;

@@ -81,9 +81,9 @@ pub(super) fn look(options: &AgentOptions, running: &Running) -> Vec<Finding> {
         return findings;
     }
     if !crun.is_file() {
-        let found = format!("no pods run here: {} is not there", crun.display());
-        let advice = "apt install crun; then systemctl restart kedge. --crun FILE if it is elsewhere, --crun \"\" for a node without pods";
-        findings.push(Finding::warn("crun", found, advice));
+        let found = format!("no pod can begin here: {} is not there", crun.display());
+        let advice = "apt install crun; the agent notices by itself. --crun FILE if it is elsewhere, --crun \"\" for a node without pods";
+        findings.push(Finding::fail("crun", found, advice));
         return findings;
     }
     let board = probe(&Roots::default(), &Crun { program: crun, ..Crun::default() });

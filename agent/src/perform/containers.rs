@@ -22,7 +22,7 @@ use kedge_core::pods::{FailureReason, ImageOrder, Measure, PodAction, PodEvent, 
 use kedge_core::{Event, Runtime};
 use kedge_platform::HostFacts as _;
 use kedge_platform::linux::{LinuxHost, Roots, give_back_stack};
-use kedge_platform::workloads::{Cgroups, LinuxWorkloads, Settings, Waker};
+use kedge_platform::workloads::{Board, Cgroups, LinuxWorkloads, Settings, Waker};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -46,9 +46,22 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// Least memory for all pods together, whatever is reserved: with less not even one would start.
 const LEAST_MEMORY: u64 = 64 << 20;
 
+/// How long crun may be missing before pods are rejected for that: a disk may be mounted late, and a package replaced.
+const LATE: Duration = Duration::from_secs(20);
+
 /// The state of the runtime.
 #[derive(Debug, Default)]
-pub(crate) struct RuntimeHealth(Mutex<Health>);
+pub(crate) struct RuntimeHealth {
+    health: Mutex<Health>,
+    /// crun.
+    program: PathBuf,
+    /// Why no container can begin, though what there is can be followed and ended.
+    obstacle: Mutex<Option<String>>,
+    /// Since when that is so, as far as it was asked.
+    missing_since: Mutex<Option<Instant>>,
+    /// Ends the wait of the loop.
+    waker: OnceLock<Waker>,
+}
 
 #[derive(Debug, Default)]
 enum Health {
@@ -61,8 +74,20 @@ enum Health {
 }
 
 impl RuntimeHealth {
+    pub(crate) fn of(program: PathBuf) -> Self {
+        Self { program, ..Self::default() }
+    }
+
     fn set(&self, health: Health) {
-        *lock(&self.0) = health;
+        *lock(&self.health) = health;
+    }
+
+    /// Why no container can begin, if so. crun may come and go at any time.
+    fn missing(&self) -> Option<String> {
+        match self.program.is_file() {
+            true => lock(&self.obstacle).clone(),
+            false => Some(format!("{} is not there", self.program.display())),
+        }
     }
 
     fn expect_within(&self, limit: Duration, at: impl Into<String>) {
@@ -71,23 +96,37 @@ impl RuntimeHealth {
 
     /// Its present order.
     pub(crate) fn is_at(&self) -> String {
-        match &*lock(&self.0) {
+        match &*lock(&self.health) {
             Health::Starting => "it starts".into(),
             Health::Broken(why) => why.clone(),
             Health::Works { at, .. } => format!("it is at this: {at}"),
         }
     }
 
-    /// Never blocks.
+    /// Never blocks. It is called with each look at the host, so it also has the loop look for crun again.
     pub(crate) fn report(&self) -> Runtime {
         let not_ready = |why: &str| Runtime::NotReady(format!("container runtime is not ready: {why}"));
-        match &*lock(&self.0) {
-            Health::Starting => Runtime::Starting,
-            Health::Broken(why) => not_ready(why),
+        match &*lock(&self.health) {
+            Health::Starting => return Runtime::Starting,
+            Health::Broken(why) => return not_ready(why),
             Health::Works { until, at } if *until < Instant::now() => {
-                not_ready(&format!("an order of it does not come to an end: {at}"))
+                return not_ready(&format!("an order of it does not come to an end: {at}"));
             }
-            Health::Works { .. } => Runtime::Ready,
+            Health::Works { .. } => {}
+        }
+        let mut since = lock(&self.missing_since);
+        let Some(why) = self.missing() else {
+            *since = None;
+            return Runtime::Ready;
+        };
+        if lock(&self.obstacle).is_some()
+            && let Some(waker) = self.waker.get()
+        {
+            waker.wake();
+        }
+        match since.get_or_insert_with(Instant::now).elapsed() < LATE {
+            true => not_ready(&why),
+            false => Runtime::Missing(format!("no container can start: {why}")),
         }
     }
 }
@@ -310,6 +349,8 @@ struct Running {
     store: Store,
     puller: Puller,
     unnoted: Unnoted,
+    /// When it is looked again whether containers can begin, and the pause after that; None: they can.
+    looks: Option<(Instant, Duration)>,
 }
 
 /// Images that pods need and that could not be recorded durably yet, and whether they are all.
@@ -340,6 +381,7 @@ impl RuntimeLoop {
     fn run(&self, orders: &Receiver<Order>, waker: &OnceLock<Waker>, rest: &Rest) {
         let Some(mut running) = self.opened(orders, rest) else { return };
         let _ = waker.set(running.performer.workloads().waker());
+        let _ = self.health.waker.set(running.performer.workloads().waker());
         let inventory = running.performer.inventory();
         // core, which gets the event, checks whether the runtime works
         self.health.expect_within(ORDER_LIMIT, "list what there is");
@@ -363,6 +405,7 @@ impl RuntimeLoop {
             for event in running.performer.observe(PATIENCE) {
                 self.send(event);
             }
+            self.look_again(&mut running);
         }
     }
 
@@ -410,21 +453,53 @@ impl RuntimeLoop {
         let (store, puller) = self.place.open()?;
         let workloads =
             LinuxWorkloads::open(self.settings.clone(), &Roots::default()).map_err(|error| chain(&error))?;
-        let board = workloads.board();
-        if let Some(why) = board.obstacle() {
-            return Err(why.to_owned());
-        }
-        log::info!("containers run by crun {}", board.crun.as_deref().unwrap_or_default());
-        board.problems.iter().for_each(|problem| log::info!("containers: {problem}"));
-        let node = Node {
+        let looks = self.judge(workloads.board(), None);
+        let node = self.node_of(workloads.board());
+        let waker = workloads.waker();
+        let performer = Performer::new(workloads, store.clone(), node, Arc::new(move || waker.wake()));
+        Ok(Running { performer, store, puller, unnoted: Unnoted::default(), looks })
+    }
+
+    fn node_of(&self, board: &Board) -> Node {
+        Node {
             has_unified_groups: matches!(board.cgroups, Cgroups::V2(_)),
             least_oom_score: board.least_oom_score,
             processes: board.processes,
             ..self.node.clone()
-        };
-        let waker = workloads.waker();
-        let performer = Performer::new(workloads, store.clone(), node, Arc::new(move || waker.wake()));
-        Ok(Running { performer, store, puller, unnoted: Unnoted::default() })
+        }
+    }
+
+    /// Notes whether containers can begin, and says so if it is news. Returns when to look again; `pause`: the one before the last look.
+    fn judge(&self, board: &Board, pause: Option<Duration>) -> Option<(Instant, Duration)> {
+        *lock(&self.health.obstacle) = board.obstacle().map(str::to_owned);
+        if board.obstacle().is_none() {
+            log::info!("containers run by crun {}", board.crun.as_deref().unwrap_or_default());
+            board.problems.iter().for_each(|problem| log::info!("containers: {problem}"));
+            return None;
+        }
+        if pause.is_none() {
+            let why = self.health.missing().unwrap_or_default();
+            log::warn!("no container can start: {why}; what runs goes on, looking again");
+        }
+        Some((Instant::now(), pause.map_or(FIRST_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE))))
+    }
+
+    /// Looks whether containers can begin by now. Without crun's file it is not asked.
+    fn look_again(&self, running: &mut Running) {
+        let Some((last, pause)) = running.looks else { return };
+        if !self.health.program.is_file() {
+            running.looks = Some((last, FIRST_PAUSE));
+            return;
+        }
+        if last.elapsed() < pause {
+            return;
+        }
+        self.health.expect_within(ORDER_LIMIT, "look whether containers can begin");
+        let board = running.performer.workloads().look_again(&Roots::default()).clone();
+        running.looks = self.judge(&board, Some(pause));
+        if running.looks.is_none() {
+            running.performer.set_node(self.node_of(&board));
+        }
     }
 
     fn perform(&self, running: &mut Running, order: Order) {
@@ -517,7 +592,7 @@ mod tests {
 
     #[test]
     fn runtime_that_hangs_is_not_ready() {
-        let health = RuntimeHealth::default();
+        let health = RuntimeHealth::of("/bin/sh".into());
         assert_eq!(health.report(), Runtime::Starting);
         health.expect_within(Duration::from_secs(1000), "stop container web");
         assert_eq!(health.report(), Runtime::Ready);
@@ -525,8 +600,24 @@ mod tests {
         health.set(Health::Works { until, at: "stop container web".into() });
         let Runtime::NotReady(why) = health.report() else { panic!() };
         assert!(why.ends_with("does not come to an end: stop container web"), "{why}");
-        health.set(Health::Broken("no crun".into()));
-        assert_eq!(health.report(), Runtime::NotReady("container runtime is not ready: no crun".into()));
+        health.set(Health::Broken("no store".into()));
+        assert_eq!(health.report(), Runtime::NotReady("container runtime is not ready: no store".into()));
+    }
+
+    #[test]
+    fn crun_that_goes_is_missing_after_a_while_and_noticed_when_back() {
+        let crun = std::env::temp_dir().join(format!("kedge-crun-{}", std::process::id()));
+        let health = RuntimeHealth::of(crun.clone());
+        health.expect_within(Duration::from_secs(1000), "follow the containers");
+        let not_ready = format!("container runtime is not ready: {} is not there", crun.display());
+        assert_eq!(health.report(), Runtime::NotReady(not_ready.clone()), "a package may be replaced");
+        *lock(&health.missing_since) = Instant::now().checked_sub(LATE);
+        let missing = format!("no container can start: {} is not there", crun.display());
+        assert_eq!(health.report(), Runtime::Missing(missing));
+        std::fs::write(&crun, "").unwrap();
+        assert_eq!(health.report(), Runtime::Ready);
+        std::fs::remove_file(&crun).unwrap();
+        assert_eq!(health.report(), Runtime::NotReady(not_ready));
     }
 
     #[test]

@@ -209,6 +209,11 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         &mut self.workloads
     }
 
+    /// Replaces the facts about the machine: crun came later, for example.
+    pub fn set_node(&mut self, node: Node) {
+        self.node = node;
+    }
+
     /// Everything that exists, before any command.
     pub fn inventory(&mut self) -> PodEvent {
         let found = self.workloads.pods();

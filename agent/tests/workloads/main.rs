@@ -53,3 +53,4 @@ mod under_systemd;
 mod usage;
 mod volumes;
 mod whole;
+mod without_crun;

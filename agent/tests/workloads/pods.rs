@@ -195,7 +195,7 @@ fn has_own_etc(scratch: &Path) {
 }
 
 /// An OCI layout with busybox.
-fn layout(at: &Path) -> std::path::PathBuf {
+pub(crate) fn layout(at: &Path) -> std::path::PathBuf {
     layout_with(at, &[])
 }
 

@@ -227,6 +227,12 @@ impl LinuxWorkloads {
         &self.board
     }
 
+    /// Looks at the board again: crun was not there, for example. What runs is followed by what was found before.
+    pub fn look_again(&mut self, roots: &Roots) -> &Board {
+        self.board = probe(roots, &self.settings.crun);
+        &self.board
+    }
+
     /// A waker that ends waits of [`Workloads::observe`].
     pub fn waker(&self) -> Waker {
         self.wake.clone()

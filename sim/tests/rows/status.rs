@@ -99,6 +99,8 @@ fn pods_and_ready_follow_the_container_runtime() {
         (not_ready(), "0", "False", "the runtime starts"),
         (Runtime::Ready, "12", "True", posting),
         (not_ready(), "0", "False", "the runtime starts"),
+        (Runtime::Missing("there is no crun".into()), "0", "False", "there is no crun"),
+        (Runtime::Ready, "12", "True", posting),
     ] {
         world.facts.runtime = runtime.clone();
         world.run_for(MINUTE);
@@ -108,7 +110,11 @@ fn pods_and_ready_follow_the_container_runtime() {
         let conditions = said(&world, "/status/conditions");
         let of_type = |name: &str| conditions.as_array()?.iter().find(|condition| condition["type"] == name);
         let condition = of_type("Ready").expect("it is reported");
-        let reason = if ready == "True" { "KubeletReady" } else { "KubeletNotReady" };
+        let reason = match (ready, &runtime) {
+            ("True", _) => "KubeletReady",
+            (_, Runtime::Missing(_)) => "NoContainerRuntime",
+            _ => "KubeletNotReady",
+        };
         assert_eq!(
             (&condition["status"], &condition["reason"], &condition["message"]),
             (&json!(ready), &json!(reason), &json!(message))

@@ -139,6 +139,9 @@ pub enum Runtime {
     Starting,
     /// It does not work yet, or no longer, for this reason.
     NotReady(String),
+    /// Running containers are followed, but none can begin until somebody installs what is missing, for this
+    /// reason. Pods are rejected.
+    Missing(String),
     /// It works.
     Ready,
 }

@@ -483,6 +483,7 @@ impl StatusKeeper {
             // upstream's text
             _ if self.is_stopping => ("False", "KubeletNotReady", "node is shutting down"),
             Some(Runtime::NotReady(why)) => ("False", "KubeletNotReady", why.as_str()),
+            Some(Runtime::Missing(why)) => ("False", kedge_api::NO_CONTAINER_RUNTIME, why.as_str()),
             Some(Runtime::Starting) => ("False", "KubeletNotReady", "container runtime is starting"),
             _ => ("True", "KubeletReady", "kubelet is posting ready status"),
         };

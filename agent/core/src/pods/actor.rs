@@ -489,7 +489,12 @@ impl PodsActor {
     /// The facts by which pods are admitted, if they changed. `None` before the runtime works: a rejected pod
     /// stays rejected, so none may be judged too early.
     fn news_of_the_node(&self, around: &Around<'_>, turn: &Turn) -> Option<NodeFacts> {
-        let host = around.facts.filter(|host| host.runtime == Runtime::Ready)?;
+        let host = around.facts?;
+        let no_runtime = match &host.runtime {
+            Runtime::Ready => None,
+            Runtime::Missing(why) => Some(why.clone()),
+            _ => return None,
+        };
         let known = around.node.map(|node| node.metadata.labels.clone());
         let left = allocatable(host, around.config);
         let facts = NodeFacts {
@@ -510,6 +515,7 @@ impl PodsActor {
             devices: around.config.pods.devices.clone(),
             unsafe_sysctls: around.config.pods.unsafe_sysctls.clone(),
             filters_calls: around.config.pods.filters_calls,
+            no_runtime,
         };
         (self.facts.as_ref() != Some(&facts)).then_some(facts)
     }

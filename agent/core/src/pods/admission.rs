@@ -43,6 +43,9 @@ pub(crate) fn admit<'a>(
     let rejected = |reason: &str, message: String| {
         Err(Rejection { reason: reason.to_owned(), message: kedge_api::excerpt_of(&message, MESSAGE_CHARS) })
     };
+    if let Some(why) = &node.no_runtime {
+        return rejected(kedge_api::NO_CONTAINER_RUNTIME, why.clone());
+    }
     let refusals = table::refusals(&pod.raw_spec);
     if !refusals.is_empty() {
         return rejected(NOT_SERVED, refusals.join("; "));
@@ -267,6 +270,31 @@ mod tests {
         assert_eq!(node.status("c")["phase"], "Pending", "bound after the reading began");
         node.wait(5);
         assert_eq!((reads(&node), &node.status("c")["reason"]), (2, &json!(NODE_AFFINITY)));
+    }
+
+    #[test]
+    fn pods_without_a_runtime_fail_with_a_reason_and_can_be_deleted() {
+        let mut node = Node::new();
+        node.bind("before", json!({}));
+        assert!(node.runs("before"));
+        let why = "no container can start: /usr/bin/crun is not there";
+        let facts = NodeFacts { no_runtime: Some(why.into()), ..node.facts() };
+        node.tell(PodEvent::Node(Box::new(facts)));
+        node.bind("p", json!({}));
+        let status = node.status("p").clone();
+        assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("NoContainerRuntime")));
+        assert!(status["message"].as_str().is_some_and(|message| message.ends_with(why)), "{status}");
+        assert!(node.runs("before"), "what runs is left alone");
+        node.see(json!({"metadata": {"name": "p", "namespace": "default", "uid": "p",
+            "deletionTimestamp": "2027-01-15T08:00:00Z", "deletionGracePeriodSeconds": 30}, "spec": {"containers": []},
+            "status": status}));
+        let is_deleted = |action: &PodAction| matches!(action, PodAction::DeletePod(pod) if pod.name == "p");
+        assert!(node.seen.iter().any(is_deleted), "its deletion is confirmed");
+        // it is installed
+        let facts = node.facts();
+        node.tell(PodEvent::Node(Box::new(facts)));
+        node.bind("after", json!({}));
+        assert!(node.runs("after") && node.runs("before"));
     }
 
     fn pod(spec: Value) -> Pod {

@@ -684,6 +684,8 @@ pub struct NodeFacts {
     pub unsafe_sysctls: Vec<String>,
     /// `seccompDefault`: a container without a profile gets `RuntimeDefault`.
     pub filters_calls: bool,
+    /// Why no container can begin, if so.
+    pub no_runtime: Option<String>,
 }
 
 /// The result of reading an object.

@@ -133,6 +133,23 @@ pub(super) fn place(spec: &Value, node: &Node) -> Placed {
     }
 }
 
+/// The taints that keep a pod from a node which would run it without them, for people; `None`: there are none, or more keeps it away.
+pub(super) fn kept_away(spec: &Value, node: &Node) -> Option<String> {
+    let named = text(spec, &["nodeName"]);
+    if !(named.is_empty() || named == node.name) || !selects(spec, node) {
+        return None;
+    }
+    let taints = untolerated(spec, node).filter(|taint| !OF_STATE.contains(&text(taint, &["key"])));
+    let shown: Vec<String> = taints
+        .map(|taint| {
+            let [key, value, effect] = ["key", "value", "effect"].map(|field| text(taint, &[field]));
+            let value = if value.is_empty() { String::new() } else { format!("={value}") };
+            format!("taint {key}{value}:{effect}")
+        })
+        .collect();
+    (!shown.is_empty()).then(|| format!("{}, which the pods do not tolerate", shown.join(", ")))
+}
+
 /// The taints of a node that keep a pod away, or end it.
 pub(super) fn untolerated<'a>(spec: &'a Value, node: &'a Node) -> impl Iterator<Item = &'a Value> {
     node.taints.iter().filter(|taint| !is_tolerated(spec, taint))

@@ -123,6 +123,10 @@ impl Life {
             let message = format!("{}; it is judged again once the Node was read", rejection.message);
             return self.is_hindered_by(ctx.now, admission::NODE_AFFINITY, message, ctx.actions);
         }
+        if let Some(why) = node.no_runtime.clone().filter(|_| self.is_static()) {
+            // nobody makes it anew when there is one
+            return self.is_hindered_by(ctx.now, kedge_api::NO_CONTAINER_RUNTIME, why, ctx.actions);
+        }
         (self.doubt, self.hindrance) = (None, None);
         self.saved.is_stale = true;
         match verdict {
@@ -600,6 +604,7 @@ impl Life {
 /// Reasons of rejections, for Events.
 const REASONS: &[&str] = &[
     "AppArmor",
+    kedge_api::NO_CONTAINER_RUNTIME,
     "NodeAffinity",
     "NodePorts",
     "OutOfcpu",

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use super::super::controller::World;
-use super::super::placing::Node;
+use super::super::placing::{self, Node};
 use super::ahead::Step;
 use super::history::Revision;
 use super::rollout::{STAYS, Settings};
@@ -20,8 +20,8 @@ use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, NODE, POD};
 use crate::value::text;
 
 /// The rollout of a set: its `state` (complete, stopped, paused, waiting for canaries, soaking, under way),
-/// counts, and `nodes`, each with `node`, `revision`, `state` (waits, pulls, starts, runs, failed) and `why`. `None` if
-/// the set does not exist.
+/// counts, and `nodes`, each with `node`, `revision`, `state` (waits, pulls, starts, runs, failed, left out)
+/// and `why`. `None` if the set does not exist.
 pub fn view(
     world: &dyn World,
     defaults: Defaults,
@@ -76,7 +76,11 @@ pub fn view(
         let (pod, state, why) = row(&wanted, here, &by_uid, state, is_held);
         json!({"node": here.node.name, "revision": pod.and_then(|pod| number(&pod.hash)), "state": state, "why": why})
     });
-    let shown: Vec<Value> = shown.collect();
+    let left_out = nodes.iter().filter_map(|node| {
+        let why = placing::kept_away(&wanted.spec, node)?;
+        Some(json!({"node": node.name, "revision": Value::Null, "state": "left out", "why": why}))
+    });
+    let shown: Vec<Value> = shown.chain(left_out).collect();
     answer["failed"] = shown.iter().filter(|row| row["state"] == "failed").count().into();
     answer["nodes"] = shown.into();
     answer["revision"] = current.name.as_str().into();

@@ -9,7 +9,7 @@
 use serde_json::{Value, json};
 
 use crate::value::condition;
-use kedge_api::{NOT_READY_TAINT, UNREACHABLE_TAINT};
+use kedge_api::{NO_CONTAINER_RUNTIME, NO_RUNTIME_TAINT, NOT_READY_TAINT, UNREACHABLE_TAINT};
 
 /// The cause of a taint.
 enum Cause {
@@ -17,6 +17,8 @@ enum Cause {
     Condition(&'static str, &'static str),
     /// `spec.unschedulable`.
     Cordoned,
+    /// No pod can begin there: for want of a runtime, or because the node is to run none. Of a node that is lost it stays as it was.
+    NoRuntime,
 }
 
 const NOT_READY: Cause = Cause::Condition("Ready", "False");
@@ -25,7 +27,7 @@ const NO_SCHEDULE: &str = "NoSchedule";
 const NO_EXECUTE: &str = "NoExecute";
 
 /// Every taint the hub sets. The position in this table is the bit in [`Taints`].
-const TABLE: [(&str, &str, Cause); 9] = [
+const TABLE: [(&str, &str, Cause); 10] = [
     // the first entry is the taint of `AT_CREATION`
     (NOT_READY_TAINT, NO_SCHEDULE, NOT_READY),
     (UNREACHABLE_TAINT, NO_SCHEDULE, UNREACHABLE),
@@ -36,6 +38,7 @@ const TABLE: [(&str, &str, Cause); 9] = [
     ("node.kubernetes.io/unschedulable", NO_SCHEDULE, Cause::Cordoned),
     (NOT_READY_TAINT, NO_EXECUTE, NOT_READY),
     (UNREACHABLE_TAINT, NO_EXECUTE, UNREACHABLE),
+    (NO_RUNTIME_TAINT, NO_SCHEDULE, Cause::NoRuntime),
 ];
 
 /// The taint that a Node has from its creation (`kinds::node`) until it first reports whether it is ready.
@@ -78,6 +81,14 @@ impl Taints {
                 condition(&node["status"], sort).is_some_and(|found| found["status"] == status)
             }
             Cause::Cordoned => node["spec"]["unschedulable"] == true,
+            Cause::NoRuntime => {
+                let ready = condition(&node["status"], "Ready");
+                ready.is_some_and(|ready| match ready["status"].as_str() {
+                    Some("True") => node["status"]["allocatable"]["pods"] == "0",
+                    Some("False") => ready["reason"] == NO_CONTAINER_RUNTIME,
+                    _ => list(node).iter().any(|taint| is_of(taint, index)),
+                })
+            }
         });
         match condition(&node["status"], "Ready") {
             Some(_) => due,
@@ -201,6 +212,30 @@ mod tests {
         ];
         check(node(&pressed, false, &[]), &all);
         check(node(&[("Ready", "True"), ("MemoryPressure", "Unknown")], false, &[]), &[]);
+    }
+
+    #[test]
+    fn node_without_a_runtime_is_tainted_until_it_has_one() {
+        let told = |ready: &str, reason: &str, pods: &str, taints: &[&str]| {
+            let mut node = node(&[("Ready", ready)], false, taints);
+            node["status"]["conditions"][0]["reason"] = reason.into();
+            node["status"]["allocatable"] = json!({"pods": pods});
+            node
+        };
+        let (calm, tainted) = (["not-ready:NoSchedule now", "not-ready:NoExecute now"], [NO_RUNTIME]);
+        const NO_RUNTIME: &str = "kedge.dev/no-container-runtime:NoSchedule";
+        let with = |state: &str| format!("{NO_RUNTIME} {state}");
+        check(told("False", "NoContainerRuntime", "0", &[]), &[calm[0], calm[1], &with("now")]);
+        // it hangs, or is starting
+        check(told("False", "KubeletNotReady", "0", &[]), &calm);
+        // `--crun ""`
+        check(told("True", "KubeletReady", "0", &[]), &[&with("now")]);
+        // it was installed
+        check(told("True", "KubeletReady", "110", &tainted), &[]);
+        // lost meanwhile: nobody knows
+        let lost = ["unreachable:NoSchedule now", "unreachable:NoExecute now"];
+        check(told("Unknown", "NodeStatusUnknown", "0", &[]), &lost);
+        check(told("Unknown", "NodeStatusUnknown", "0", &tainted), &[&with("then"), lost[0], lost[1]]);
     }
 
     #[test]

@@ -1168,6 +1168,12 @@ fn view_names_what_each_node_does_and_why() {
         "node-3 1 waits the node is lost: set aside until it returns",
     ];
     assert_eq!(lines, expect);
+    let taints = json!([{"key": "kedge.dev/no-container-runtime", "effect": "NoSchedule"}, {"key": "a", "value": "b",
+        "effect": "NoExecute"}]);
+    hub.edit(&NODE, "", "node-2", |node| node["spec"]["taints"] = taints.clone());
+    let left_out = "node-2 null left out taint kedge.dev/no-container-runtime:NoSchedule, taint a=b:NoExecute, which the pods do not \
+                    tolerate";
+    assert_eq!(hub.viewed().2.last().map(String::as_str), Some(left_out));
     let (mut hub, mut controller) = with_canaries(&[CANARY]);
     hub.change_image("i:2");
     hub.turns(&mut controller, 0..10, |_, _| Fate::Runs);
