@@ -101,7 +101,7 @@ fn removed_directories_are_made_again() {
 }
 
 #[test]
-fn reading_creates_nothing() {
+fn operations_on_a_missing_root_create_nothing() {
     let scratch = Root::new();
     let files = scratch.files();
     assert!(matches!(files.read(Path::new("a"), 1), Err(ReadError::NotFound { .. })));

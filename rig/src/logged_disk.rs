@@ -893,7 +893,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgement_after_a_flush_precedes_later_cuts() {
+    fn cuts_after_an_acknowledgement_contain_what_was_flushed() {
         let entries = [Some((0, 1, 1)), None, Some((1, 2, 1)), None];
         let recording = recording(&entries);
         let acknowledged = log(&entries[..2]).len() as u64;

@@ -810,7 +810,7 @@ fn local_value_that_no_release_took_is_refused() {
 }
 
 #[test]
-fn relative_path_of_static_pods_begins_at_its_file() {
+fn relative_static_pod_path_is_resolved_from_its_config_file() {
     let path = |layers: &LocalLayers, payload: Option<&LayerText>| {
         effective(layers, payload).unwrap().object["staticPodPath"].clone()
     };

@@ -936,7 +936,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(10);
 
     #[test]
-    fn hanging_lookup_is_shared_and_a_later_one_is_new() {
+    fn pending_lookup_is_shared_and_a_finished_one_is_repeated() {
         let (answer, answers) = mpsc::channel::<io::Result<Vec<SocketAddr>>>();
         let (answers, asked) = (Mutex::new(answers), Arc::new(AtomicU64::new(0)));
         let counted = Arc::clone(&asked);

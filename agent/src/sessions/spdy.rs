@@ -472,7 +472,7 @@ pub(super) mod tests {
 
     /// Two connections forwarded to port 80, at the same time.
     #[test]
-    fn what_kubectl_says_is_understood() {
+    fn recorded_streams_of_kubectl_are_decoded() {
         let wanted = |kind: &str, request: &str| {
             let headers = [("port", "80"), ("requestid", request), ("streamtype", kind)];
             headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()

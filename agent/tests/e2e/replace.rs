@@ -188,7 +188,7 @@ fn install(program: &Path) {
 }
 
 #[test]
-fn push_after_an_upgrade_ends_the_process() {
+fn push_after_an_upgrade_exits_instead_of_replacing_in_place() {
     let scratch = kedge_rig::Scratch::new("upgraded").unwrap();
     let program = scratch.path().join("kedge");
     install(&program);

@@ -132,7 +132,7 @@ fn what_is_not_served_names_its_substitute() {
 }
 
 #[test]
-fn request_for_a_node_that_cannot_be_is_refused_at_once() {
+fn signing_request_for_an_invalid_node_name_is_refused() {
     let hub = Hub::new();
     let requests = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
     for (number, node) in ["", "../b", "B"].into_iter().enumerate() {

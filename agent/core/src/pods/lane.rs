@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_take_turns() {
+    fn requests_of_several_namespaces_alternate() {
         let many = (0..6).map(|_| ask("a", 5000));
         assert_eq!(
             asked(lane(many.chain([ask("b", 5000), ask("c", 5000), ask("b", 5000)]), [])),

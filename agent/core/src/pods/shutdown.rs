@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_go_on_when_the_shutdown_is_cancelled() {
+    fn stopped_pods_start_again_when_the_shutdown_is_cancelled() {
         let mut node = node(&[(0, 100)]);
         bind(&mut node, "a", 0, "Always");
         node.tell(PodEvent::Shutdown(true));

@@ -837,7 +837,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_follow_upstream() {
+    fn pod_conditions_have_kubelets_status_and_reason() {
         let check = |policy: &str, words: &str, kind: &str, expect: (&str, &str, &str)| {
             let status = with(policy, words, false, |situation| compose(situation, &json!({}), at(5)));
             let found = condition(&status, kind);

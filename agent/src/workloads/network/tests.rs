@@ -136,7 +136,7 @@ fn check_failure(limit: Duration, script: &str, part: &str) {
 }
 
 #[test]
-fn failed_plugin_is_named_and_undone() {
+fn failed_cni_add_is_reported_and_undone() {
     let words = r#"echo '{"code":11,"msg":"no room","details":"of 254"}'; exit 1"#;
     check_failure(WAIT, words, "plugin type=\"second\" failed (add): no room; of 254");
     check_failure(WAIT, "echo garbage; exit 0", "its answer \"garbage\" cannot be read");
@@ -187,7 +187,7 @@ fn next_agent_undoes_what_a_killed_one_began() {
 }
 
 #[test]
-fn failed_deletion_is_reported_and_repeated() {
+fn failed_network_deletion_is_reported_and_retried() {
     let scratch = node();
     let mut performer = performer(&scratch, FakeWorkloads::default());
     prepare(&mut performer);

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn request_names_its_service() {
+    fn grpc_health_request_contains_the_service_name() {
         assert_eq!(body(""), [0, 0, 0, 0, 0]);
         assert_eq!(body("ab"), [0, 0, 0, 0, 4, 0x0a, 2, b'a', b'b']);
         assert_eq!(body(&"x".repeat(300))[..8], [0, 0, 0, 1, 47, 0x0a, 0xac, 2]);

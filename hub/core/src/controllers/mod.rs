@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn namespace_filled_before_its_end_is_not_released() {
+    fn terminating_namespace_with_objects_is_not_finalized() {
         let (mut open, mut closed) = (Hub::new(), Hub::new());
         for hub in [&mut open, &mut closed] {
             hub.create(&NAMESPACE, json!({"metadata": {"name": "n"}}));

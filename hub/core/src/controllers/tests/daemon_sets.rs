@@ -225,7 +225,7 @@ fn settled_set_is_not_written_again() {
 }
 
 #[test]
-fn update_replaces_pods_one_by_one_and_undo_returns() {
+fn update_and_undo_keep_two_of_three_pods_ready() {
     let (mut hub, mut controller) = rolled_out(3, |_| {});
     for (image, numbers) in [("i:2", vec![1, 2]), ("i:1", vec![2, 3])] {
         hub.change_image(image);
@@ -526,7 +526,7 @@ fn pauses_of_nodes_that_are_gone_are_forgotten() {
 }
 
 #[test]
-fn annotation_that_changes_for_ever_fills_no_memory() {
+fn ever_changing_annotation_uses_bounded_memory() {
     let (mut hub, mut controller) = rolled_out(1, |_| {});
     hub.run_at(&mut controller, 99);
     for number in 0..200 {
@@ -971,7 +971,7 @@ fn roll_back_goes_to_the_last_complete_revision() {
 }
 
 #[test]
-fn roll_back_survives_a_hub_killed_before_the_template() {
+fn roll_back_completes_if_the_hub_is_killed_after_each_task() {
     let (mut hub, mut controller) = rolled_out(3, |_| {});
     hub.annotate("kedge.dev/max-failures", "0");
     hub.annotate("kedge.dev/rollback-on-failure", "true");

@@ -655,7 +655,7 @@ mod tests {
 
     /// One field of a good container is replaced; the errors are those of a Kubernetes 1.36 API server.
     #[test]
-    fn bad_containers_are_refused_as_upstream() {
+    fn invalid_containers_get_the_errors_of_kubernetes() {
         let of = |field: &str, value: Value, expect: &[&str]| {
             let mut spec = with(json!({}));
             spec["volumes"] = json!([{"name": "v"}]);
