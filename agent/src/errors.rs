@@ -1,5 +1,5 @@
-//! The text of errors: each names what was tried and leaves its cause to `source()`; the whole chain is printed once, on one
-//! line, where the error is handled.
+//! The text of errors: each names what was tried and leaves its cause to `source()`; the whole chain is
+//! printed once, on one line, where the error is handled.
 
 use std::error::Error;
 

@@ -55,7 +55,7 @@ fn value(text: &str) -> Option<String> {
         {
             name.push(character);
         }
-        // a line without "=" assigns nothing; that includes comments
+        // a line without "=" assigns nothing, and a comment never assigns, even with "=" in it
         if rest.next_if_eq(&'=').is_some() {
             let value = assigned(&mut rest);
             if name.trim_ascii_end() == VARIABLE {

@@ -1,8 +1,8 @@
 //! Which labels a node may set on its own Node object, after upstream's NodeRestriction and its kubelet.
 //!
 //! Owns that one rule: a hub refuses labels that break it, and an agent refuses to start with such a label in
-//! `--node-labels`, because a server would refuse its Node for ever. Always holds: labels outside Kubernetes'
-//! own domains are free. Leaves to others: the syntax of a label (`names`).
+//! `--node-labels`, because a server would refuse its Node for ever. Always holds: a node may set any label
+//! outside Kubernetes' own domains. Leaves to others: the syntax of a label (`names`).
 
 /// Labels in Kubernetes' own domains that a node may set on itself (upstream's kubelet labels).
 pub const OWN_LABELS: [&str; 11] = [

@@ -21,8 +21,9 @@ pub(crate) const TARGET: Target =
 /// More than any input, and than the hub's answer to one: neither side waits for the other to read.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// A caller that sent raw bytes leaves after this long without an answer: a watch may have begun, and it does
-/// not notice that its client left while bytes of a next request are unread.
+/// A caller that sent raw bytes hangs up after this long without an answer. Its bytes may have begun a watch,
+/// which would not end by itself: the watch does not see the client leave while bytes of a further request
+/// are unread.
 const QUIET: Duration = Duration::from_millis(20);
 
 const WORDS: &[&str] = &[

@@ -123,7 +123,7 @@ impl Place {
     }
 }
 
-/// RFC 4648, for the few texts made here.
+/// Encodes as base64 (RFC 4648); only short texts are made here.
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();

@@ -1,7 +1,7 @@
 //! JSON that this hub wrote itself: rows of its store and its backups, its marker, lines of its audit log.
 //!
-//! Always holds: no other file of this crate reads JSON without a budget (`clippy.toml`); what others wrote goes
-//! through `kedge_hub_core::decode`.
+//! Always holds: no other file of this crate reads JSON without a budget (`clippy.toml`); what others wrote
+//! goes through `kedge_hub_core::decode`.
 
 use serde_json::Value;
 

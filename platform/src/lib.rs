@@ -33,8 +33,9 @@ pub use host::{Address, Capacity, HostFacts, HostIdentity, ProcessFacts, Usage, 
 pub use supervisor::Supervisor;
 pub use watchdog::{Health, Progress, StalledLoop, Watchdog};
 
-/// What the program that uses this calls itself: its release and, where the build says so (`KEDGE_VERSION`, by `cross/build`), the
-/// commit it was built from: `0.1.0+1a2b3c4d5e`. A macro: another commit builds anew only the crate that uses it.
+/// What the program that uses this calls itself: its release and, where the build says so (`KEDGE_VERSION`,
+/// by `cross/build`), the commit it was built from: `0.1.0+1a2b3c4d5e`. A macro: another commit builds anew
+/// only the crate that uses it.
 #[macro_export]
 macro_rules! program_version {
     () => {

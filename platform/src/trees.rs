@@ -267,7 +267,7 @@ fn opened(directory: OwnedFd) -> io::Result<(OwnedFd, OwningIter)> {
 
 impl Size {
     fn add(&mut self, found: &FileStat) {
-        // the kernel's unit, whatever the file system's
+        // `st_blocks` counts 512 bytes each, whatever the file system's block size
         let bytes = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(512);
         self.bytes = self.bytes.saturating_add(bytes);
         self.inodes += 1;

@@ -37,7 +37,7 @@ enum State {
     },
 }
 
-/// A line of work without an answer.
+/// A request, a watch, or the reading of the kubeconfig, that has had no answer since its last success.
 #[derive(Debug, Clone)]
 struct Silence {
     problem: String,

@@ -281,7 +281,8 @@ impl Watching {
             return matches!(self.state, State::UnderWay | State::Read { .. });
         }
         // A bookmark of the other watch does not count: it does not show the changes that this one missed.
-        // Nor does a list in place of watches, which may show a change later than the announced one.
+        // Where lists replace watches, a list does not count either: it may show a later change than the
+        // announced one.
         let is_elsewhere = !self.lists_only && self.awaited.is_none() && self.elsewhere >= Some(latest);
         if is_elsewhere || self.position.is_none_or(|position| position >= latest) {
             if let State::Read { due, .. } = &mut self.state {

@@ -1,7 +1,9 @@
-//! Whether the client at the other end of a connection is still there, also while nothing that it sent is read.
+//! Whether the client at the other end of a connection is still there, also while nothing that it sent is
+//! read.
 //!
-//! A program that takes no input stops its client's bytes all the way, and with them the end of the stream: read in order, that end
-//! would be seen when the program takes input again, which may be never. Always holds: looking takes nothing from the stream.
+//! A program that takes no input stops its client's bytes all the way, and with them the end of the stream:
+//! read in order, that end would be seen when the program takes input again, which may be never. Always
+//! holds: looking takes nothing from the stream.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

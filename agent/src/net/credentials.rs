@@ -3,8 +3,8 @@
 //! Owns when those files are checked: on every request, though for renewals only each half minute and after a
 //! failure, on a thread that does nothing else. Always holds: a request waits for the files at most
 //! [`FILES_LIMIT`], once; while they do not answer (a dying disk, a network file system) the earlier content
-//! stays in use and the heartbeat continues. An unusable change leaves the old credentials in place too, and is
-//! tried again until it can be used or is taken back.
+//! stays in use and the heartbeat continues. An unusable change leaves the old credentials in place too, and
+//! is tried again until it can be used or is taken back.
 //!
 //! Left to others: the meaning of a kubeconfig (`kubeconfig`), and connections with the credentials
 //! (`transport`).

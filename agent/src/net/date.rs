@@ -21,7 +21,8 @@ pub(crate) fn parse_http_date(text: &str) -> Option<u64> {
     is_plausible.then(|| days_since_1970(year, month, day) * 86_400 + hours * 3600 + minutes * 60 + secs)
 }
 
-/// Days from 1970-01-01 to a date of the Gregorian calendar (years counted from March, so that leap days come last).
+/// Days from 1970-01-01 to a date of the Gregorian calendar (years counted from March, so that leap days come
+/// last).
 pub(crate) fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
     let year = if month <= 2 { year - 1 } else { year };
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;

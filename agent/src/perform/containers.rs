@@ -322,7 +322,8 @@ fn name_servers(config: &Config) -> Vec<String> {
     servers
 }
 
-/// The host's search domain. It becomes part of a line.
+/// The cluster's domain for the `search` line of pods' resolv.conf; empty if `clusterDomain` has white space
+/// or control characters, which would break that line.
 fn search_domain(config: &Config) -> String {
     let domain = &config.cluster_domain;
     if domain.contains(|part: char| part.is_whitespace() || part.is_control()) {

@@ -1,6 +1,7 @@
 //! Which container is meant by names, as the records of this node have it.
 //!
-//! Always holds: of pods of one name the one that has running containers is meant; an error says what there is instead.
+//! Always holds: of pods of one name the one that has running containers is meant; an error says what there
+//! is instead.
 
 use kedge_platform::workloads::{ContainerId, RunningPod, Settings, running_pods};
 

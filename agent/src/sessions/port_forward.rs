@@ -32,7 +32,7 @@ const QUEUE: usize = 2;
 /// How long sending the rest may take once a side has ended.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// How a port of the pod is reached; the error is for a person.
+/// Connects to a port of the pod. The error is a text for the user.
 pub(crate) trait Reach: Clone + Send + Sync + 'static {
     fn reach(self, port: u16) -> impl Future<Output = Result<TcpStream, String>> + Send;
 }

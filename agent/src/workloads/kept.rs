@@ -1,8 +1,9 @@
-//! Records on the disk by which the networks of pods are undone after the run directory was lost, for example by a
-//! reboot.
+//! Records on the disk by which the networks of pods are undone after the run directory was lost, for example
+//! by a reboot.
 //!
-//! Always holds: a pod's record is written before the first plugin runs, and removed after DEL of all plugins. A pod
-//! also runs when its record cannot be written. Leaves to others: the contents, and the times (`Performer`).
+//! Always holds: a pod's record is written before the first plugin runs, and removed after DEL of all
+//! plugins. A pod also runs when its record cannot be written. Leaves to others: the contents, and the times
+//! (`Performer`).
 
 use kedge_core::pods::PodUid;
 use kedge_platform::files::{DurableFiles, Entry, Files as _};

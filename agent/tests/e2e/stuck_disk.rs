@@ -202,8 +202,8 @@ fn stop_does_not_wait_for_a_frozen_disk() {
     drop(disk);
 }
 
-/// As under Docker, where nothing records the end of a process; and the stop comes before the guard finds the
-/// stall.
+/// Nothing records how the process ended, as under Docker, and the stop is requested before the guard finds
+/// the stall.
 #[test]
 fn stop_during_a_stall_is_no_crash_without_a_record() {
     let setup = Setup::new("stall-stop", AgentOptions { records_ends: false, ..faulty() });

@@ -189,7 +189,7 @@ const SOFT: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConf
 /// Patience for a machine that is busy with other work.
 const BUSY: Duration = Duration::from_secs(240);
 
-/// Waits for it, however busy the machine is.
+/// Waits until `is_so` holds; fails with the agent's log after [`BUSY`].
 #[track_caller]
 fn comes(setup: &Setup, awaited: &str, is_so: impl Fn() -> bool) {
     let reached = poll(BUSY, || is_so().then_some(()));

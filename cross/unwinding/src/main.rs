@@ -1,7 +1,8 @@
-//! Does a panic unwind in a static program? The hub counts on it: a panic ends one request, not the process. The unwinder
-//! is libgcc's and libc is musl, which do not know each other; see panic-unwind.c.
+//! Does a panic unwind in a static program? The hub counts on it: a panic ends one request, not the process.
+//! The unwinder is libgcc's and libc is musl, which do not know each other; see panic-unwind.c.
 //!
-//! Exits with 0 if a panic was caught in the main thread and in another, and every value on the way was dropped.
+//! Exits with 0 if a panic was caught in the main thread and in another, and every value on the way was
+//! dropped.
 
 use std::panic::catch_unwind;
 use std::process::ExitCode;

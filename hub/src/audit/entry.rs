@@ -101,7 +101,7 @@ pub(crate) struct ObjectRef<'a> {
     pub(crate) name: &'a str,
 }
 
-/// One act, as the log shows it.
+/// One entry of the audit log: a request, or a command on this machine.
 #[derive(Debug)]
 pub(crate) struct Entry<'a> {
     /// The answer's `Audit-Id`; empty if the act was not an HTTP request.

@@ -312,7 +312,7 @@ pub(super) fn finish(
             let bytes = parts.iter().map(Bytes::len).sum();
             (bytes, false, bytes)
         }
-        // the text is in memory anyway
+        // the text is in memory with or without this answer, so only the pieces under way are charged
         Body::Shared(text) => (text.len(), false, text.len().min(HELD_BYTES)),
         Body::Made(_) | Body::Watch(_) | Body::Relay(_) => (0, false, 0),
     };

@@ -54,8 +54,8 @@ fn options(value: Value) -> Vec<u8> {
     value.to_string().into_bytes()
 }
 
-/// Numbers of any size in the body and the query, again and again: a pod is deleted at the latest with a grace
-/// period of 0.
+/// Numbers of any size in the body and the query, again and again: a pod is deleted at the latest with a
+/// grace period of 0.
 #[test]
 fn deletion_takes_numbers_of_any_size() {
     let hub = Hub::new();

@@ -1,4 +1,5 @@
-//! The API over real TLS, as clients see it. Each test has its own hub: a process on a free port, in a directory of its own.
+//! The API over real TLS, as clients see it. Each test has its own hub: a process on a free port, in a
+//! directory of its own.
 
 #![allow(clippy::disallowed_methods, reason = "tests read what they and the hub wrote")]
 #![allow(clippy::unwrap_used, reason = "a failed step ends the test")]

@@ -1,6 +1,8 @@
-//! Server-side apply with kubectl: conflicts and force, migration from client-side apply and back, diffs, field managers.
+//! Server-side apply with kubectl: conflicts and force, migration from client-side apply and back, diffs,
+//! field managers.
 //!
-//! Each test checks kubectl's output and the stored object. The rules themselves are tested in `hub/tests/api/apply.rs`.
+//! Each test checks kubectl's output and the stored object. The rules themselves are tested in
+//! `hub/tests/api/apply.rs`.
 
 use crate::programs::{contains, with_every_kubectl};
 use crate::server::Hub;

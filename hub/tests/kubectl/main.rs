@@ -1,5 +1,5 @@
-//! The hub as kubectl 1.20, 1.32 and 1.36 see it, and its command line. Each test has its own hub, and a kubectl with a home and a
-//! cache of its own, so any number of tests may run at once.
+//! The hub as kubectl 1.20, 1.32 and 1.36 see it, and its command line. Each test has its own hub, and a
+//! kubectl with a home and a cache of its own, so any number of tests may run at once.
 
 #![allow(clippy::disallowed_methods, reason = "tests read what they and the hub wrote")]
 #![allow(clippy::unwrap_used, reason = "a failed step ends the test")]

@@ -1,8 +1,8 @@
 //! Unpacks gzip: members one after another.
 //!
-//! Left out on purpose: the checksum in a member's trailer. The file's digest is checked before it is read, and
-//! the digest of the unpacked archive afterwards (`layers`). flate2's readers, which check it, bring 20 kB of
-//! tables and code for that.
+//! Left out on purpose: the checksum in a member's trailer. The file's digest is checked before it is read,
+//! and the digest of the unpacked archive afterwards (`layers`). flate2's readers, which check it, bring 20
+//! kB of tables and code for that.
 
 use std::io::{self, BufRead, Read};
 

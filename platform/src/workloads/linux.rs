@@ -4,8 +4,8 @@
 //! report is kept in memory. So a killed agent loses nothing, and its successor adopts every container by
 //! reading. A bundle has at most one shim, because a shim inherits the lock that is taken here. `order.json`
 //! of a bundle is written last and removed first: a bundle without it is incomplete, and is removed; if its
-//! shim or a process of it lives, its records were lost, and it is ended. A container without records is ended
-//! before another container of its pod is made.
+//! shim or a process of it lives, its records were lost, and it is ended. A container without records is
+//! ended before another container of its pod is made.
 //!
 //! Leaves to others: the times of verbs (core), the work of the shim (`shim`).
 
@@ -471,7 +471,8 @@ impl LinuxWorkloads {
         }
     }
 
-    /// Its records can never be read, so its state could never be known: it is ended, once.
+    /// Ends a container whose state cannot be determined: its order is missing or unreadable, or its shim
+    /// lives and never reported a start.
     fn end_unreadable(&mut self, id: &ContainerId, why: &str) {
         log::warn!("container {id} is ended: {why}");
         if let Some(container) = self.containers.get_mut(id) {

@@ -331,7 +331,8 @@ pub trait Workloads: Send {
     /// The network namespace of a pod, if it has one of its own.
     fn network_of(&self, uid: &str) -> Option<PathBuf>;
 
-    /// Removes the network namespace of a pod whose containers have all ended; `prepare_pod` makes another one.
+    /// Removes the network namespace of a pod whose containers have all ended; `prepare_pod` makes another
+    /// one.
     ///
     /// # Errors
     /// One may run, or the namespace could not be unmounted.

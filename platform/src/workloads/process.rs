@@ -222,8 +222,8 @@ pub(super) fn bound_to_parent(command: &mut Command) -> &mut Command {
     unsafe { command.process_group(0).pre_exec(prepare) }
 }
 
-/// Makes a program begin without blocked signals, in a process group of its own. It continues when its starter
-/// ends.
+/// Makes a program begin without blocked signals, in a process group of its own. It continues when its
+/// starter ends.
 pub(super) fn in_own_group(command: &mut Command) -> &mut Command {
     let prepare = || Ok(sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?);
     // SAFETY: between fork and exec it makes one system call; it takes no lock and allocates nothing.

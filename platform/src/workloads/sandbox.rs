@@ -187,8 +187,8 @@ pub(super) fn is_whole(places: &Places, uid: &str) -> bool {
         && NAMESPACES.iter().filter(|(name, _)| is_own(&order, name)).all(is_there)
 }
 
-/// Removes the network namespace, which no container uses any more, and with it the results of incomplete work
-/// in it.
+/// Removes the network namespace, which no container uses any more, and with it the results of incomplete
+/// work in it.
 pub(super) fn drop_network(places: &Places, uid: &str) -> Result<(), WorkloadError> {
     let pod = places.pod(uid);
     let place = pod.join("net");

@@ -65,7 +65,7 @@ pub(crate) struct State {
     pub(crate) end: End,
     /// Ticks of every trial.
     pub(crate) trial_ticks: usize,
-    /// The remaining number of each fault.
+    /// How many of each fault the search may still inject.
     pub(crate) left: [u8; FAULTS],
     pub(crate) ghost: Ghost,
 }

@@ -52,7 +52,8 @@ const MOST_VERSIONS: usize = 8;
 /// Characters of the reason why a Node is unreadable.
 const WHY_CHARS: usize = 200;
 
-/// The origin of the Node's versions, where only its metadata is watched.
+/// Tells, by resourceVersion, our own changes of the Node from those of others, where only the Node's
+/// metadata is watched.
 #[derive(Debug, Clone, Default)]
 struct Versions {
     /// The latest versions that our requests made, from the server's answers.

@@ -1294,8 +1294,9 @@ impl Pods {
         self.lives.values().filter(is_due).map(|life| life.uid.clone())
     }
 
-    /// Takes runs of earlier boots by their logs, and removes the remains of pods that are neither desired
-    /// nor running.
+    /// Uses the logs left on disk: a container that has a log and no known run counts as having run before,
+    /// and gets the next attempt number. Removes what is left of pods that are neither desired nor running,
+    /// once all static pods are known.
     fn take_logs(&mut self, now: Now) {
         let is_all_known = self.knows_all_statics() && self.node_uid.is_some();
         for (uid, containers) in std::mem::take(&mut self.logs) {

@@ -283,7 +283,8 @@ impl Objects {
     pub(crate) fn give_up_reads(&mut self) -> Vec<(ObjectName, u32)> {
         let mut reads = vec![];
         for (name, object) in &mut self.known {
-            // as after a restart of the agent, which finds the copy
+            // an object with a stored copy no longer counts as missing, as after a restart of the agent,
+            // which reads the copy
             object.missing.take_if(|_| object.data.is_some());
             let own = u32::from(std::mem::take(&mut object.is_reading));
             let count = std::mem::take(&mut object.foreign).saturating_add(own);

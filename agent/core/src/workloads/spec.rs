@@ -160,7 +160,8 @@ pub fn config(
             "resources": resources(container, machine, granted),
             "devices": granted.devices.iter().map(node).collect::<Vec<_>>(),
             "sysctl": security.sysctls,
-            // otherwise crun would first detach all mounts from the machine's
+            // without it crun makes all mounts private first, so a mount that follows the host would not
+            // show what is mounted there later
             "rootfsPropagation": propagation(container.mounts.iter().any(|mount| mount.follows_host)),
         },
     });

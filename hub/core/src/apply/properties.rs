@@ -108,8 +108,8 @@ fn walk(of: &'static Type, path: &Path, visit: &mut dyn FnMut(&Path, &'static Ty
     }
 }
 
-/// Every struct below the spec to which defaults add something. Structs that stay empty are not applied: an empty
-/// one is removed with the last field that another manager had in it, as upstream does.
+/// Every struct below the spec to which defaults add something. Structs that stay empty are not applied: an
+/// empty one is removed with the last field that another manager had in it, as upstream does.
 fn sites() -> Vec<Site> {
     let mut sites = Vec::new();
     let root = KIND.schema();

@@ -1,9 +1,9 @@
 //! The author of a request: the identity that a credential proves, for as long as the credential is valid.
 //!
-//! Always holds: an identity belongs to one request, not to its connection, so that each request is judged by
-//! the time and the deny list of its own moment, and so that one connection can carry requests of several
-//! tokens. Left to others: verifying the credential's signature (TLS; `token`), checking that it is not
-//! revoked (`denied`), and the permissions of the identity (`authorizer`).
+//! Always holds: an identity belongs to one request, not to its connection. So each request is judged by the
+//! time and deny list of its own moment, and one connection can carry requests of several tokens. Left to
+//! others: verifying the credential's signature (TLS; `token`), checking that it is not revoked (`denied`),
+//! and the permissions of the identity (`authorizer`).
 
 use std::collections::BTreeMap;
 

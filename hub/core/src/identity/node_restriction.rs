@@ -470,7 +470,8 @@ mod tests {
         admit("a", &attributes, old.as_ref(), &new, &view)
     }
 
-    /// The error of a change of node `a`'s own Node, empty if allowed; `old` is null for a registration.
+    /// Checks the answer to node `a` changing its own Node: `expect` is the end of the error, empty if the
+    /// change is allowed. `old` is null for a registration.
     #[track_caller]
     fn check_node(old: Value, mut new: Value, expect: &str) {
         new["metadata"]["name"] = json!("a");

@@ -216,7 +216,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// A slow, stale or lying network, and events without a cause.
+    /// Does one thing that a bad network or server does: shows an old object, ends a watch, delivers a late
+    /// request, or changes the server.
     pub(super) fn disturb(&mut self) -> Check {
         if !self.link() {
             return Ok(());

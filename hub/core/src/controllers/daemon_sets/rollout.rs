@@ -401,9 +401,9 @@ pub(super) struct Record {
     limit: String,
     /// Failures at the time of a resume: the next stop needs as many more.
     forgiven: usize,
-    /// The generation in which it was rolled back. It is written before the template is changed, so a client
-    /// that writes the revision again later finds it stopped, and the hub does not roll it back a second
-    /// time.
+    /// The generation in which the rollout was rolled back, recorded before the template is changed. If a
+    /// client writes the same revision again later, its rollout is stopped from the start and is not rolled
+    /// back a second time.
     rolled_back: Option<String>,
     /// The canaries were available for long enough.
     soaked: bool,

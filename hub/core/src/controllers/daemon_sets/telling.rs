@@ -1,5 +1,6 @@
-//! The Events about pods of a set that are made, deleted, or found ended: one Event for all pods of a step,
-//! at a limited rate.
+//! The Events about pods that a DaemonSet's controller creates, deletes or finds ended. Created pods of a
+//! step share one Event, and so do deleted ones; of the pods found ended, up to [`NAMED`] have their own and
+//! the rest share one. The rate is limited.
 //!
 //! Always holds: a set may record [`AT_ONCE`] of them at once and then one each [`EVERY`], however many pods
 //! are made and deleted; pods that this limit skipped are counted in the next Event. So an update of 10,000

@@ -1,5 +1,6 @@
-//! Objects whose every number and date is at an end of its type, as an administrator may write them or an older
-//! hub may have stored them: nothing overflows, and no controller names a time that its process cannot wait for.
+//! Objects whose every number and date is at an end of its type, as an administrator may write them or an
+//! older hub may have stored them: nothing overflows, and no controller names a time that its process cannot
+//! wait for.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! Annotations of pods and templates that mean something upstream: profiles of containers in their older form,
-//! the cost of a deletion, and the mark of a mirror pod.
+//! Annotations of pods and templates that mean something upstream: profiles of containers in their older
+//! form, the cost of a deletion, and the mark of a mirror pod.
 //!
-//! Always holds: a fault is reported at the path that upstream names. Leaves to others: what the profiles do (the
-//! node).
+//! Always holds: a fault is reported at the path that upstream names. Leaves to others: what the profiles do
+//! (the node).
 
 use serde_json::Value;
 
@@ -102,8 +102,8 @@ const PROFILES: [Profile; 2] = [
     },
 ];
 
-/// A profile that a new pod or a template names both in an annotation and in a field must be the same in both.
-/// `path` is that of the spec.
+/// A profile that a new pod or a template names both in an annotation and in a field must be the same in
+/// both. `path` is that of the spec.
 pub(in crate::kinds) fn validate_agreement(meta: &Value, spec: &Value, path: &str, errors: &mut Errors) {
     let annotation = |key: &str| at(meta, &["annotations", key]).and_then(Value::as_str);
     let of_pod = |field: &str| at(spec, &["securityContext", field]);

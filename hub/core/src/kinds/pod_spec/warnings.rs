@@ -1,5 +1,5 @@
-//! Upstream's warnings about a pod or template that is accepted: what is deprecated, has no effect, or has another
-//! effect than it seems to.
+//! Upstream's warnings about a pod or template that is accepted: what is deprecated, has no effect, or has
+//! another effect than it seems to.
 //!
 //! Always holds: only what a change brings is warned about. Leaves to others: what is particular to this hub
 //! (`requests::advice`).
