@@ -120,6 +120,8 @@ struct Api {
     requests: VecDeque<PodAction>,
     /// Patches of an agent that was killed: they arrive later, before those of the next one.
     late: VecDeque<PodAction>,
+    /// Pods that killed agents rejected or evicted, by decisions that were judged when they were made.
+    late_rejections: BTreeSet<String>,
     /// The ConfigMap `m`: `None` if it does not exist, 0 if it lacks the key.
     map: Option<u64>,
     /// Whether there is a Secret `s`.
@@ -216,6 +218,7 @@ impl World {
             watch: None,
             requests: VecDeque::new(),
             late: VecDeque::new(),
+            late_rejections: BTreeSet::new(),
             map: Some(1),
             has_secret: true,
         };
@@ -746,6 +749,7 @@ impl World {
         self.note("== the agent is killed".into());
         let sent = std::mem::take(&mut self.api.requests).into_iter();
         self.api.late.extend(sent.filter(|request| matches!(request, PodAction::PatchPodStatus { .. })));
+        self.api.late_rejections.extend(self.decided.iter().cloned());
         let queue = std::mem::take(&mut self.runtime.queue);
         for command in queue {
             if self.random.one_in(2) {
@@ -1008,9 +1012,9 @@ impl World {
             if self.api.is_online {
                 self.note(format!("       late: {pod:?} {patch}").chars().take(1200).collect());
                 self.patch(&pod, &patch);
-                // a rejection by that agent, with which the next one might not agree: it is final all the
-                // same
-                if patch["status"]["phase"] == "Failed" {
+                // a rejection is not recorded, and a phase Failed that the API shows is final, whatever the
+                // next agent decides. It is no intention any more: it was judged when it was made
+                if patch["status"]["phase"] == "Failed" && self.api.late_rejections.contains(&pod.uid) {
                     self.wishes.ended.insert(pod.uid);
                 }
             }
