@@ -21,7 +21,7 @@ const COUNTERS: usize = 4;
 const LONGEST_LIFE_MS: usize = 2000;
 /// No trial: an agent that is killed so often would fail its trial and hold its pods, and here pods should
 /// start and end.
-const NO_TRIAL: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {nodefs.available: 0%, imagefs.available: 0%}\nconfigTrialDuration: 0s\n";
+pub(crate) const NO_TRIAL: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {nodefs.available: 0%, imagefs.available: 0%}\nconfigTrialDuration: 0s\n";
 
 fn pod(name: &str, restart_policy: &str, script: &str, shared: &Path) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {

@@ -26,6 +26,7 @@ mod hostile_configs;
 mod hostile_pods;
 mod identity;
 mod image_volumes;
+mod kill_loop;
 mod killed_agents;
 mod logs;
 mod lost_records;
