@@ -262,6 +262,7 @@ mod tests {
             has_overlay: true,
             processes: None,
             least_oom_score: 0,
+            lacking: 0,
             crun: Some("crun version 1.8.1".into()),
             problems: Vec::new(),
         }

@@ -289,6 +289,7 @@ fn node(parts: &ContainerParts, config: &Config) -> Node {
         pods_group: parts.settings.pods_group.clone(),
         has_unified_groups: false,
         least_oom_score: -1000,
+        lacking_capabilities: 0,
         memory_bytes,
         allocatable_memory_bytes: kedge_core::allocatable_memory(memory_bytes, config).max(LEAST_MEMORY),
         processes: None,
@@ -465,6 +466,7 @@ impl RuntimeLoop {
         Node {
             has_unified_groups: matches!(board.cgroups, Cgroups::V2(_)),
             least_oom_score: board.least_oom_score,
+            lacking_capabilities: board.lacking,
             processes: board.processes,
             ..self.node.clone()
         }

@@ -424,15 +424,16 @@ pub(crate) fn host_path(path: &Path, kind: &str) -> io::Result<()> {
     }
     let found = path.metadata();
     let missing = found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    let failed =
+        |error: io::Error| io::Error::new(error.kind(), format!("hostPath {}: {error}", path.display()));
     if missing && matches!(kind, "" | "DirectoryOrCreate") {
-        return make_open_directory(path);
+        return make_open_directory(path).map_err(failed);
     }
     if missing && kind == "FileOrCreate" {
-        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        return made.set_permissions(Permissions::from_mode(0o644));
+        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        return made.and_then(|file| file.set_permissions(Permissions::from_mode(0o644))).map_err(failed);
     }
-    let found = found
-        .map_err(|error| io::Error::new(error.kind(), format!("hostPath {}: {error}", path.display())))?;
+    let found = found.map_err(failed)?;
     let sort = found.file_type();
     let fits = match kind {
         "" | ANY_THING => true,

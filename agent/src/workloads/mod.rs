@@ -9,6 +9,7 @@
 //! (`looks`).
 
 mod kept;
+mod log_links;
 pub mod looks;
 pub(crate) mod measure;
 mod messages;
@@ -93,6 +94,8 @@ pub struct Node {
     pub has_unified_groups: bool,
     /// The lowest OOM score that a container can get.
     pub least_oom_score: i32,
+    /// A bit for the number of each capability that no container can be given.
+    pub lacking_capabilities: u64,
     pub memory_bytes: u64,
     /// Memory for all pods together; never 0.
     pub allocatable_memory_bytes: u64,
@@ -241,6 +244,10 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             });
         }
         let observed = self.workloads.observe(Duration::ZERO);
+        log_links::sweep(&self.node.logs);
+        for key in observed.iter().filter_map(|it| key_of(&it.id)) {
+            self.link_log(&key);
+        }
         inventory.health = observed.iter().filter_map(|it| self.noted(&it.id, HEALTH)).collect();
         inventory.hooks = observed.iter().filter_map(|it| self.noted(&it.id, HOOK)).collect();
         inventory.containers = observed.into_iter().filter_map(|it| self.found(it)).collect();
@@ -615,6 +622,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         let prepared = self.prepared.get(pod).ok_or_else(|| not_prepared(pod))?;
         let layers = self.images.layers(&order.image.id).map_err(|why| (FailureReason::ImageInspect, why))?;
         let mut granted = granted(order, found)?;
+        granted.lacking = self.node.lacking_capabilities;
         if !order.termination_message.path.is_empty() {
             let file = messages::make(&self.node.volumes, &order.key).map_err(other)?;
             granted.message = Some(file.display().to_string());
@@ -667,11 +675,20 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             let granted = spec::Granted { volumes: found.iter().map(shown).collect(), ..granted.clone() };
             spec::config(order, &user, &prepared.shared, &machine, &granted, &place)
         };
-        self.workloads.create_container(&container, &config).map_err(|error| match error {
+        let created = self.workloads.create_container(&container, &config);
+        created.map_err(|error| match error {
             WorkloadError::Refused(why) => (FailureReason::Config, why),
             WorkloadError::Unprepared(why) => (FailureReason::Unprepared, why),
             error => other(error),
-        })
+        })?;
+        self.link_log(&order.key);
+        Ok(())
+    }
+
+    fn link_log(&self, key: &ContainerKey) {
+        if let Some(prepared) = self.prepared.get(&key.pod) {
+            log_links::make(&prepared.logs, key, &log_of(prepared, key));
+        }
     }
 
     /// Binds parts of volumes; the look has bound those of the host.
@@ -714,6 +731,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         self.starting.remove(&id);
         self.stopping.remove(&id);
         if let Some(prepared) = self.prepared.get(&key.pod) {
+            log_links::remove(&prepared.logs, key);
             keep_latest_logs(&prepared.logs.join(&key.container));
         }
         Ok(())
@@ -953,7 +971,7 @@ fn granted(order: &pods::ContainerOrder, found: Vec<Found>) -> Result<spec::Gran
         _ => None,
     };
     let devices = devices.into_iter().map(device_told).collect();
-    Ok(spec::Granted { devices, profile, message: None, volumes: Vec::new() })
+    Ok(spec::Granted { devices, profile, ..spec::Granted::default() })
 }
 
 /// Upstream's reason for a failed look before the creation.

@@ -325,13 +325,16 @@ impl Worker {
 /// The name of a pod's chain, as upstream's plugins compose it.
 fn masquerade_chain(network: &str, container_id: &str) -> String {
     const LENGTH: usize = 28;
-    let digest = ring::digest::digest(&ring::digest::SHA512, format!("{network}{container_id}").as_bytes());
-    let mut chain = String::from("CNI-");
-    for byte in digest.as_ref() {
-        chain += &format!("{byte:02x}");
-    }
+    let digest = hex_digest(&ring::digest::SHA512, &format!("{network}{container_id}"));
+    let mut chain = format!("CNI-{digest}");
     chain.truncate(LENGTH);
     chain
+}
+
+/// A digest in hexadecimal digits.
+pub(super) fn hex_digest(algorithm: &'static ring::digest::Algorithm, text: &str) -> String {
+    let digest = ring::digest::digest(algorithm, text.as_bytes());
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

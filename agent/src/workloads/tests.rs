@@ -34,6 +34,7 @@ pub(super) fn performer_with(
         pods_group: "/kedgepods".into(),
         has_unified_groups: true,
         least_oom_score: -1000,
+        lacking_capabilities: 0,
         memory_bytes: 1 << 30,
         allocatable_memory_bytes: 1 << 29,
         processes: Some(10_000),

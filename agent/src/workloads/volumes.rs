@@ -319,6 +319,13 @@ mod tests {
         check(&scratch.join("new"), "FileOrCreate", true);
         check(&scratch.join("new"), "File", true);
         check(&scratch.join("made/../.."), "", false);
+        for kind in ["", "DirectoryOrCreate", "FileOrCreate"] {
+            let below = file.join("below");
+            let error = host_path(&below, kind).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("hostPath {}: ", below.display())), "{error}");
+            let error = host_path(Path::new("/proc/below"), kind).unwrap_err().to_string();
+            assert!(error.starts_with("hostPath /proc/below: "), "{kind}: {error}");
+        }
         check(Path::new("relative"), "", false);
     }
 }

@@ -75,6 +75,7 @@ impl Agent {
             pods_group: machine.settings.pods_group.clone(),
             has_unified_groups: matches!(workloads.board().cgroups, Cgroups::V2(_)),
             least_oom_score: workloads.board().least_oom_score,
+            lacking_capabilities: workloads.board().lacking,
             memory_bytes: 1 << 30,
             allocatable_memory_bytes: 1 << 29,
             processes: None,

@@ -73,8 +73,13 @@ impl Setup {
         let logs = cluster.scratch().join("logs");
         fs::create_dir_all(&logs).unwrap();
         fs::create_dir_all("/var/log/pods").unwrap();
-        let bound = Command::new("mount").arg("--bind").arg(&logs).arg("/var/log/pods").status().unwrap();
-        assert!(bound.success(), "in the mount namespace of this test");
+        for (place, own) in [("/var/log/pods", "logs"), ("/var/log/containers", "links")] {
+            fs::create_dir_all(place).unwrap();
+            let own = cluster.scratch().join(own);
+            fs::create_dir_all(&own).unwrap();
+            let bound = Command::new("mount").arg("--bind").arg(&own).arg(place).status().unwrap();
+            assert!(bound.success(), "in the mount namespace of this test");
+        }
         has_own_etc(&cluster.scratch().join("."));
         let mut options = AgentOptions::new(program);
         options.crun = Some("/usr/bin/crun".into());

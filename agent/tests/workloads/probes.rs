@@ -81,6 +81,14 @@ fn container_ends_after_programs_were_killed_in_it() {
             let hung = run(&machine, &order.id, "sleep 1000 & sleep 1000", Duration::from_millis(200));
             assert_eq!(hung, Ok(ExecEnd::TimedOut));
         }
+        // a child with a session of its own, too
+        let hung = run(
+            &machine,
+            &order.id,
+            "/bin/busybox setsid sh -c 'sleep 86413; :' & sleep 1000",
+            Duration::from_millis(500),
+        );
+        assert_eq!((hung, processes("86413")), (Ok(ExecEnd::TimedOut), Vec::new()));
         let command = ["/bin/sh", "-c", "sleep 1000 & sleep 1000"].map(String::from);
         for _ in 0..10 {
             let order = SessionOrder {

@@ -240,22 +240,41 @@ pub(super) fn await_crun(crun: Option<&ProcessFd>) {
     }
 }
 
-/// Kills the processes of a process group that are in the container, until none is left; returns those left
-/// at the end. The container's group is checked, because a program chooses its process group: one that sees
+/// Kills the processes of a process group and their children in the container, until none is left; returns
+/// those left at the end. A child may have a session of its own. The container's group is checked, because a program chooses its process group: one that sees
 /// the machine's processes could name one of theirs.
 fn kill_members(group: Pid, container: &Order, end: Instant) -> Vec<(i32, ProcessFd)> {
     let members = || {
         let mut found = container.cgroups.processes(&container.group);
-        found.retain(|pid| getpgid(Some(Pid::from_raw(*pid))) == Ok(group));
-        found
+        found.sort_unstable();
+        let mut known: Vec<i32> = Vec::new();
+        loop {
+            let count = known.len();
+            let is_one = |pid: &i32| {
+                let parent = || process::parent_and_session(*pid).map(|(parent, _)| parent);
+                getpgid(Some(Pid::from_raw(*pid))) == Ok(group)
+                    || parent().is_some_and(|it| known.contains(&it))
+            };
+            let (more, rest): (Vec<i32>, Vec<i32>) = found.into_iter().partition(is_one);
+            known.extend(more);
+            found = rest;
+            if known.len() == count {
+                return known;
+            }
+        }
     };
+    let mut opened: Vec<(i32, ProcessFd)> = Vec::new();
     loop {
-        let mut opened: Vec<(i32, ProcessFd)> =
-            members().into_iter().filter_map(|pid| Some((pid, ProcessFd::open(pid).ok()??))).collect();
+        // a child whose parent was killed before it
+        opened.retain(|(_, process)| !process.wait(Duration::ZERO));
+        let more = members().into_iter().filter(|pid| opened.iter().all(|(known, _)| known != pid));
+        let mut more: Vec<(i32, ProcessFd)> =
+            more.filter_map(|pid| Some((pid, ProcessFd::open(pid).ok()??))).collect();
         // an ID may have passed to another process before it was opened
         let still = members();
-        opened.retain(|(pid, _)| still.contains(pid));
-        if still.is_empty() || Instant::now() > end {
+        more.retain(|(pid, _)| still.contains(pid));
+        opened.append(&mut more);
+        if opened.is_empty() || Instant::now() > end {
             return opened;
         }
         for (_, process) in &opened {

@@ -25,6 +25,7 @@ use nix::sys::eventfd::EventFd;
 use time::OffsetDateTime;
 
 use super::records::LogOrder;
+use super::rootfs::make_directory;
 use crate::files::Kind;
 use crate::linux::{kind_in_its_place, open_regular_as};
 use crate::trees;
@@ -538,6 +539,14 @@ impl LogFile {
         }
         let (mut file, notice) = match (self.open_log)(&self.order.path) {
             Ok(file) => (file, None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let parent = self.order.path.parent().unwrap_or(Path::new("/"));
+                make_directory(parent, 0o755).map_err(io::Error::other)?;
+                let mut notice = Vec::new();
+                let text = b"kedge: the directory of this log was removed, and made again";
+                put_line(&mut notice, Stream::Stderr, 'F', text);
+                ((self.open_log)(&self.order.path)?, Some(notice))
+            }
             Err(error) => {
                 let notice = self.set_aside(kind_in_its_place(&error).ok_or(error)?)?;
                 ((self.open_log)(&self.order.path)?, Some(notice))
@@ -746,8 +755,8 @@ mod tests {
     #[test]
     fn dropped_lines_are_counted_and_reported_in_the_log() {
         let place = Place::new("dropped");
-        let order =
-            LogOrder { path: Path::new("/nonexistent/0.log").to_path_buf(), ..place.order(1 << 20, 2) };
+        fs::write(place.0.join("file"), "").unwrap();
+        let order = LogOrder { path: place.0.join("file/0.log"), ..place.order(1 << 20, 2) };
         let mut file = LogFile::new(order);
         let (lines, bytes, why) = file.append_all(b"one\ntwo\n");
         assert_eq!((lines, bytes), (2, 8));
@@ -755,7 +764,28 @@ mod tests {
         file.order = place.order(1 << 20, 2);
         assert_eq!(file.append(&queue.notice().unwrap()).0, 0);
         let text = place.text("0.log");
-        assert!(text.contains("stderr F kedge: 2 lines (8 bytes) are missing here: No such file"), "{text}");
+        assert!(text.contains("stderr F kedge: 2 lines (8 bytes) are missing here: "), "{text}");
+    }
+
+    #[test]
+    fn directory_that_was_removed_is_made_again_and_said_once() {
+        let place = Place::new("directory");
+        let directory = place.0.join("pod/container");
+        fs::create_dir_all(&directory).unwrap();
+        let order = LogOrder { path: directory.join("0.log"), ..place.order(1 << 20, 3) };
+        let mut file = LogFile::new(order);
+        assert_eq!(file.append_all(b"one\n").0, 0);
+        fs::remove_dir_all(place.0.join("pod")).unwrap();
+        for line in [&b"two\n"[..], b"three\n"] {
+            assert_eq!(file.append_all(line), (0, 0, String::new()));
+        }
+        let text = place.text("pod/container/0.log");
+        let (notice, rest) = text.split_once('\n').unwrap();
+        assert!(
+            notice.ends_with("stderr F kedge: the directory of this log was removed, and made again"),
+            "{text}"
+        );
+        assert_eq!(rest, "two\nthree\n");
     }
 
     #[test]

@@ -43,6 +43,8 @@ const CONTROLLERS: [&str; 14] = [
 /// The result of the examination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Board {
+    /// A bit for the number of each capability that no container can be given.
+    pub lacking: u64,
     /// The trees of control groups.
     pub cgroups: Cgroups,
     /// True if the kernel has overlayfs; without it each container gets a copy of its image.
@@ -107,7 +109,12 @@ pub fn probe(roots: &Roots, crun: &Crun) -> Board {
             "without CAP_SYS_RESOURCE no OOM score below {least_oom_score} can be given: pods that are guaranteed their memory get that one"
         ));
     }
-    Board { cgroups, has_overlay, processes, least_oom_score, crun: version, problems }
+    let lacking = lacking_capabilities(&own("status"));
+    if lacking & LONG_KNOWN != 0 {
+        problems
+            .push("this machine does not give all capabilities: privileged containers get the others".into());
+    }
+    Board { cgroups, has_overlay, processes, least_oom_score, lacking, crun: version, problems }
 }
 
 /// The kernel has two limits for the whole machine; the smaller one counts.
@@ -119,6 +126,15 @@ fn processes(limit: &dyn Fn(&str) -> String) -> Option<u64> {
 
 /// The lowest score for a process with this status and this OOM score. If one of them cannot be read, this
 /// returns the lowest score of all: if the kernel refuses it, crun will report the error.
+/// Capabilities that each kernel has which is still maintained.
+const LONG_KNOWN: u64 = (1 << 38) - 1;
+
+/// A bit for the number of each capability outside of our bounding set.
+fn lacking_capabilities(status: &str) -> u64 {
+    let bounding = status.lines().find_map(|line| line.strip_prefix("CapBnd:"));
+    bounding.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).map_or(0, |bits| !bits)
+}
+
 fn least_oom_score(status: &str, own: &str) -> i32 {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());

@@ -33,7 +33,7 @@ mod probes;
 mod record;
 mod resizing;
 mod resources;
-mod security;
+pub(crate) mod security;
 pub(crate) mod shares;
 mod shutdown;
 mod spec;

@@ -62,6 +62,11 @@ pub(crate) const CAPABILITIES: [&str; 41] = [
     "SYS_TTY_CONFIG",
     "WAKE_ALARM",
 ];
+/// Their numbers, in the same order.
+const NUMBERS: [u8; 41] = [
+    30, 37, 29, 36, 39, 40, 0, 1, 2, 3, 4, 14, 15, 5, 28, 9, 33, 32, 27, 12, 10, 11, 13, 38, 31, 6, 8, 7, 34,
+    21, 22, 18, 16, 23, 20, 19, 17, 24, 25, 26, 35,
+];
 /// The capabilities that containerd gives to a container without settings of its own.
 const USUAL: [&str; 14] = [
     "AUDIT_WRITE",
@@ -329,6 +334,15 @@ fn capabilities(own: &ContainerSecurity) -> Vec<String> {
     left.extend(add.iter().map(|name| plain(name)).filter(|name| *name != ALL));
     left.retain(|name| !has(drop, name));
     left.into_iter().map(|name| format!("CAP_{name}")).collect()
+}
+
+/// Those of the capabilities that a machine has; `lacking`: a bit for the number of each that it has not.
+pub(crate) fn available(named: &[String], lacking: u64) -> Vec<&String> {
+    let is_lacking = |name: &str| {
+        let number = CAPABILITIES.iter().zip(NUMBERS).find(|(known, _)| **known == plain(name));
+        number.is_some_and(|(_, number)| lacking & (1 << number) != 0)
+    };
+    named.iter().filter(|name| !is_lacking(name)).collect()
 }
 
 #[cfg(test)]

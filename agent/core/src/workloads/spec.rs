@@ -44,6 +44,8 @@ pub struct Machine {
 /// Objects that an order names, as found on the machine.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Granted {
+    /// A bit for the number of each capability that the machine cannot give.
+    pub lacking: u64,
     /// For a privileged container all of the machine's.
     pub devices: Vec<Device>,
     /// The profile of [`Seccomp::Localhost`].
@@ -136,7 +138,10 @@ pub fn config(
     }
     let cwd = if container.working_dir.is_empty() { "/" } else { &container.working_dir };
     let request = container.resources.memory_request_bytes.unwrap_or(0);
-    let capabilities = &security.capabilities;
+    // one that is named and lacking is an error, as upstream
+    let lacking = if security.is_privileged { granted.lacking } else { 0 };
+    let available = crate::pods::security::available(&security.capabilities, lacking);
+    let capabilities = &available;
     let hidden = |paths: &[&'static str]| if security.is_privileged { Vec::new() } else { paths.to_vec() };
     let mut config = json!({
         "ociVersion": "1.0.2",
@@ -168,7 +173,7 @@ pub fn config(
     match (&security.seccomp, &granted.profile) {
         (Seccomp::Unconfined, _) => {}
         (Seccomp::RuntimeDefault, _) => {
-            config["linux"]["seccomp"] = super::seccomp::runtime_default(capabilities);
+            config["linux"]["seccomp"] = super::seccomp::runtime_default(&security.capabilities);
         }
         (Seccomp::Localhost(_), Some(profile)) => config["linux"]["seccomp"] = profile.clone(),
         (Seccomp::Localhost(path), None) => return Err(format!("seccomp profile {path:?} was not read")),
@@ -341,6 +346,7 @@ mod tests {
     fn granted() -> Granted {
         let path = "/dev/ttyUSB0".to_owned();
         Granted {
+            lacking: 0,
             devices: vec![Device {
                 path,
                 is_block: false,
@@ -470,6 +476,21 @@ mod tests {
         let error =
             super::config(&container, &User::default(), &shared(), &machine, &granted, &|_| Some("/".into()));
         assert!(error.unwrap_err().contains("\"a.json\" was not read"));
+    }
+
+    /// In a container or a restricted VM.
+    #[test]
+    fn privileged_container_asks_for_no_capability_that_is_lacking() {
+        let named = vec!["CAP_CHOWN".to_owned(), "CAP_SYS_RESOURCE".to_owned(), "CAP_BPF".to_owned()];
+        let of = |is_privileged: bool| {
+            let mut container = container();
+            container.security =
+                Security { is_privileged, capabilities: named.clone(), ..Security::default() };
+            let granted = Granted { lacking: 1 << 24 | 1 << 39, ..granted() };
+            made_with(&container, &shared(), true, &granted)["process"]["capabilities"]["bounding"].clone()
+        };
+        assert_eq!(of(true), json!(["CAP_CHOWN"]));
+        assert_eq!(of(false), json!(named), "one that is named and lacking is an error");
     }
 
     #[test]
