@@ -124,7 +124,7 @@ impl Borrower for Reader {
 /// Bytes that wait for a reader; uncounted when dropped.
 #[derive(Debug)]
 pub struct Held {
-    reader: Arc<Reader>,
+    pub(crate) reader: Arc<Reader>,
     /// Bytes of a change that waits.
     behind: usize,
     /// Bytes taken from its caller's budget.

@@ -4,6 +4,7 @@
 //! (`handshakes`) until its caller is known; only then does it count as a connection of that caller
 //! (`limits`). Left to others: requests (`connection`).
 
+use crate::server::caller::{Caller, ConnectionError};
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
@@ -19,7 +20,7 @@ use tokio::time::{timeout, timeout_at};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::connection::{Caller, ConnectionError, serve_requests};
+use super::connection::serve_requests;
 use super::handshakes::{Exchange, Handshake, Network};
 use super::link::{Link, TLS_BYTES, UNSENT_BYTES};
 use super::shared::Server;

@@ -4,6 +4,7 @@
 //! Always holds: the real code serves a connection of real TLS; the allocator counts all threads, so each
 //! test runs alone in a process of its own.
 
+use crate::server::caller::Caller;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -23,7 +24,7 @@ use tokio::sync::watch as signal;
 use tokio_rustls::TlsAcceptor;
 
 use super::accept::accept;
-use super::connection::{Caller, serve_requests};
+use super::connection::serve_requests;
 use super::link::Link;
 use super::shared::Server;
 use crate::Hub;

@@ -6,140 +6,29 @@
 //! about itself that are stored, and the renewal of a Lease by its holder. Left to others: the class of each
 //! request (`acts`), the line, its place and its quota (`crate::audit`).
 
+use crate::server::ending::Ending;
+use crate::server::route::Asked;
+use crate::server::trail::{CreatedName, Trail};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http::{Response, StatusCode};
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::Identity;
 use kedge_hub_core::kinds::LEASE;
-use serde_json::Value;
 use time::OffsetDateTime;
 
 use super::acts::Act;
 use super::context::RequestContext;
-use super::leases::Holding;
-use super::request::{header, wants_minimal};
+use super::request::header;
 use super::respond::Body;
 use super::route::{METRICS, Route, Target};
 use super::shared::Server;
-use super::usage::Asked;
-use crate::audit::{Class, Entry, Note, ObjectRef, Stage};
-use crate::fresh::fresh;
-use crate::hub::Hub;
+use crate::audit::{Class, Entry, ObjectRef, Stage};
 
-/// Upstream's name of the header with the id of a request.
-const AUDIT_ID: &str = "audit-id";
-/// Longest request id that is taken from the client; upstream cuts there.
-const AUDIT_ID_BYTES: usize = 64;
-/// Names of a collection's objects that are collected for its line, which cuts them.
-const NAMES: usize = 512;
 /// Longest time for a command's line to reach the disk. Clients of commands wait longer than this.
 const DURABLE: Duration = Duration::from_secs(20);
-
-/// The name that a created object got.
-#[derive(Debug, Clone)]
-pub(super) struct CreatedName(pub(super) Box<str>);
-
-/// The facts of a request beside its head, for its line.
-#[derive(Debug)]
-pub(super) struct Trail {
-    number: u64,
-    from: IpAddr,
-    received: OffsetDateTime,
-    notes: Mutex<Vec<(Note, String)>>,
-    /// The latest decision about a Lease.
-    lease: Mutex<Option<Holding>>,
-}
-
-impl Trail {
-    pub(super) fn new(from: IpAddr) -> Trail {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Trail {
-            number,
-            from,
-            received: OffsetDateTime::now_utc(),
-            notes: Mutex::default(),
-            lease: Mutex::default(),
-        }
-    }
-
-    /// Where the request comes from.
-    pub(super) fn from(&self) -> IpAddr {
-        self.from
-    }
-
-    /// The client's own name for its request, or a new one.
-    fn id(&self, headers: &HeaderMap) -> String {
-        match header(headers, AUDIT_ID) {
-            own if own.is_empty() || own.len() > AUDIT_ID_BYTES => self.new_id(),
-            own => own.to_owned(),
-        }
-    }
-
-    /// A UUID: random for each start of the hub, then the number of the request.
-    fn new_id(&self) -> String {
-        static START: LazyLock<u64> = LazyLock::new(|| {
-            let random = fresh().map_or([0; 21], |fresh| fresh.random);
-            random.iter().take(8).fold(0, |all, byte| all << 8 | u64::from(*byte))
-        });
-        let (start, number) = (*START, self.number);
-        format!(
-            "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
-            start >> 32,
-            start >> 16 & 0xffff,
-            start >> 4 & 0xfff,
-            0x8000 | start & 0xf,
-            number & 0xffff_ffff_ffff
-        )
-    }
-
-    /// Adds the request's id to its answer, except for clients that asked for short answers: most requests
-    /// are renewals of nodes, and their answers pass metered links.
-    pub(super) fn name(&self, response: &mut Response<Body>, headers: &HeaderMap) {
-        if !wants_minimal(headers)
-            && let Ok(id) = HeaderValue::try_from(self.id(headers))
-        {
-            response.headers_mut().insert(AUDIT_ID, id);
-        }
-    }
-
-    fn note(&self, note: Note, text: String) {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner).push((note, text));
-    }
-
-    /// The objects of a collection that a request acts on, also if it fails half way.
-    pub(super) fn acts_on<'a>(&self, names: impl ExactSizeIterator<Item = &'a str>) {
-        self.note(Note::Count, names.len().to_string());
-        let names: Vec<&str> = names.take(NAMES).collect();
-        self.note(Note::Names, names.join(","));
-    }
-
-    /// Notes that the answer contains a token.
-    pub(super) fn issues(&self, id: &str, audiences: &[String], expires: &str) {
-        self.note(Note::IssuedCredential, format!("JTI={id}"));
-        self.note(Note::Audiences, audiences.join(","));
-        self.note(Note::NotAfter, expires.to_owned());
-    }
-
-    /// Notes a violation of the namespace's audit level; the request is allowed all the same.
-    pub(super) fn violates(&self, what: &str) {
-        self.note(Note::PodSecurity, what.to_owned());
-    }
-
-    /// Notes that the request changes nothing.
-    pub(super) fn dry_run(&self) {
-        self.note(Note::DryRun, "true".to_owned());
-    }
-
-    /// Notes the change that the request makes to a Lease, if it is stored.
-    pub(super) fn leases(&self, old: Option<&Value>, new: &Value) {
-        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(Holding::of(old, new));
-    }
-}
 
 /// True if a request that a handler answered is counted instead of recorded: without a valid credential, or
 /// over a limit. All refusals of an administrator's requests are recorded.
@@ -407,20 +296,6 @@ fn record(context: &RequestContext<'_>, verb: &str, object: ObjectRef<'_>, code:
     );
 }
 
-/// The line of a session in a pod, which is written when this is dropped.
-pub(super) struct Ending {
-    hub: Arc<Hub>,
-    caller: Identity,
-    impersonated: Option<Identity>,
-    from: IpAddr,
-    /// Id, URI, agent, verb.
-    words: [String; 4],
-    /// As an [`ObjectRef`] has them.
-    object: [String; 6],
-    received: OffsetDateTime,
-    code: u16,
-}
-
 impl Ending {
     fn new(
         context: &RequestContext<'_>,
@@ -438,36 +313,6 @@ impl Ending {
         let Trail { from, received, .. } = *context.trail;
         let hub = Arc::clone(&context.server.hub);
         Box::new(Ending { hub, caller, impersonated, from, words, object, received, code })
-    }
-}
-
-impl std::fmt::Debug for Ending {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Ending").field("words", &self.words).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        let Some(log) = self.hub.audit() else { return };
-        let [id, uri, agent, verb] = &self.words;
-        let [group, version, resource, subresource, namespace, name] = &self.object;
-        let entry = Entry {
-            id,
-            user: &self.caller,
-            impersonated: self.impersonated.as_ref(),
-            from: Some(self.from),
-            uri,
-            agent,
-            verb,
-            object: ObjectRef { group, version, resource, subresource, namespace, name },
-            stage: Stage::ResponseComplete,
-            code: self.code,
-            received: self.received,
-            ended: OffsetDateTime::now_utc(),
-            notes: &[],
-        };
-        log.record(Class::of(&self.caller, Act::Command.is_read(), self.code), &entry);
     }
 }
 

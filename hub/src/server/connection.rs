@@ -5,9 +5,12 @@
 //! (`large`). Left to others: the limits on connections (`limits`), the meaning of requests (`handlers`),
 //! watches after their head (`detached_watch`).
 
+use crate::server::caller::{Caller, ConnectionError, LEASES, STRANGER_IDLE};
+use crate::server::link::Sending;
+use crate::server::request_body::RequestBody;
+use crate::server::{authentication, trail};
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,70 +28,23 @@ use kedge_hub_core::identity::Identity;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch as signal;
 
-use super::authentication::Seen;
 use super::detached_watch;
 use super::large::LARGE_BYTES;
-use super::limits::Slot;
-use super::link::{IDLE, Link, Next, STRANGER_IDLE};
+use super::link::{Link, Next};
 use super::pieces::Held;
-use super::request::{RequestBody, wants_minimal};
-use super::respond::{self, Body, Sending};
+use super::request::wants_minimal;
+use super::respond::{self, Body};
 use super::shared::Server;
-use super::stream::Patience;
-use super::{audited, authentication, calls, handlers, head, renewals};
+use super::{audited, calls, handlers, head, renewals};
 
 /// Most headers of one request.
 const MAX_HEADERS: usize = 64;
 /// Most connections over their caller's limit that get an answer with the reason. Further ones are closed
 /// without an answer.
 const MAX_TURNED_AWAY: usize = 256;
-/// The path below which the Leases of nodes are.
-pub(super) const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/";
 /// Pause before a caller is refused for making too many requests: so each of its connections gets one refusal
 /// a second, which costs little.
 const PAUSE: Duration = Duration::from_secs(1);
-
-pub(super) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
-
-/// The client of a connection.
-#[derive(Debug, Clone)]
-pub(super) struct Caller {
-    /// The identity in the certificate that TLS verified; `None` without one. Each request checks again that
-    /// it is still valid.
-    pub(super) identity: Arc<Option<Identity>>,
-    pub(super) from: IpAddr,
-    /// The limits of the certificate's owner, or those of the network of a caller without one.
-    pub(super) slot: Arc<Slot>,
-    /// The server's record of a node's credential.
-    pub(super) seen: Option<Arc<Seen>>,
-    /// The patience of its socket.
-    pub(super) patience: Patience,
-    /// True once it has shown a valid credential: its certificate, or a token with a request.
-    proven: Arc<AtomicBool>,
-}
-
-impl Caller {
-    pub(super) fn new(server: &Server, identity: Option<Identity>, from: IpAddr) -> Caller {
-        // an invalid credential must not use up the limits of the identity that it names
-        let valid = server.credentials.valid(identity.as_ref());
-        let slot = server.limits.slot(valid, from, Instant::now());
-        let seen = server.credentials.connected(valid);
-        let proven = Arc::new(AtomicBool::new(valid.is_some()));
-        Caller { identity: Arc::new(identity), from, slot, seen, patience: Patience::default(), proven }
-    }
-
-    /// Notes the identity that a request's credential proves.
-    pub(super) fn note(&self, identity: Option<&Identity>) {
-        if identity.is_some() {
-            self.proven.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// How long its connection is kept unused.
-    fn idle(&self) -> Duration {
-        if self.proven.load(Ordering::Relaxed) { IDLE } else { STRANGER_IDLE }
-    }
-}
 
 /// Decrements the count when dropped, also by a panic.
 struct DecrementOnDrop<'a>(&'a AtomicUsize);
@@ -424,7 +380,7 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
         (Ok(identity), Ok(())) => match body.begin() {
             Ok(()) => {
                 handled = true;
-                let trail = audited::Trail::new(caller.from);
+                let trail = trail::Trail::new(caller.from);
                 handlers::handle(&server, identity, &slot, &trail, &parts, &mut body).await
             }
             Err(error) => respond::error(&error),
@@ -451,9 +407,11 @@ fn is_renewal(parts: &http::request::Parts, identity: Option<&Identity>) -> bool
 #[cfg(test)]
 mod tests {
 
+    use crate::server::authentication::Standing;
+    use crate::server::caller::IDLE;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-    use std::net::Ipv4Addr;
+    use std::net::{IpAddr, Ipv4Addr};
 
     use kedge_api::DESIRED_HEADER;
     use kedge_hub_core::identity::token::{Grant, ISSUER};
@@ -464,8 +422,7 @@ mod tests {
     use super::*;
     use crate::Hub;
     use crate::capacity::{Capacity, Machine};
-    use crate::server::authentication::Standing;
-    use crate::server::limits::{Paid, Resource, Taken, Work};
+    use crate::server::limits::{Paid, Resource, Slot, Taken, Work};
     use crate::server::request::{Form, Parameters};
     use crate::server::watch::{self, Line, WatchStream};
 

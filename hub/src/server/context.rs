@@ -1,5 +1,7 @@
 //! The context of one request for its handlers, and its questions to the authorizer.
 
+use crate::server::authentication::Presented;
+use crate::server::trail::Trail;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,8 +12,6 @@ use kedge_hub_core::selector::Selection;
 use serde_json::Value;
 
 use super::acts::Act;
-use super::audited::Trail;
-use super::authentication::Presented;
 use super::limits::{Slot, Work};
 use super::request::Parameters;
 use super::route::Target;

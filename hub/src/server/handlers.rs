@@ -4,6 +4,10 @@
 //! before `identity::admit` has allowed it in its stored form. The meaning of the verbs is in `requests`, the
 //! forms of answers in `respond`.
 
+use crate::server::request_body::RequestBody;
+use crate::server::trail::{CreatedName, Trail};
+use crate::server::writer::{IncludeObject, Writer};
+use crate::server::{finish, writer};
 use std::sync::Arc;
 use std::sync::Mutex;
 
@@ -13,17 +17,17 @@ use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::acts::Act;
-use super::audited::{CreatedName, Trail, audit, audit_call, audit_impersonation, audit_usage};
+use super::audited::{audit, audit_call, audit_impersonation, audit_usage};
 use super::context::{RequestContext, attributes, denied};
 use super::delete_options::delete_options;
 use super::limits::{Resource, Slot, Work};
-use super::request::{self, Form, Parameters, RequestBody, header};
-use super::respond::{self, Body, IncludeObject, Writer};
+use super::request::{self, Form, Parameters, header};
+use super::respond::{self, Body};
 use super::route::{self, AccessVerb, Route, Target};
 use super::shared::Server;
 use super::{
-    calls, discovery, health, node_access, node_streams, openapi, pieces, pod_proxy, renewals, reviews,
-    steps, subresources, tokens, usage, watch,
+    calls, discovery, health, node_access, node_streams, openapi, pod_proxy, renewals, reviews, steps,
+    subresources, tokens, usage, watch,
 };
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
@@ -61,8 +65,8 @@ pub(super) async fn handle(
     }
     trail.name(&mut response, &parts.headers);
     let response =
-        if request::is_read_by_eye(parts) { pieces::pretty(server, slot, response).await } else { response };
-    pieces::finish(server, slot, parts, response)
+        if request::is_read_by_eye(parts) { finish::pretty(server, slot, response).await } else { response };
+    finish::finish(server, slot, parts, response)
 }
 
 async fn answer(
@@ -784,7 +788,7 @@ fn written(answer: &Answer, writer: Writer) -> Response<Body> {
     let mut response = match (writer.form, &answer.object) {
         (Form::Nothing, _) => respond::empty(if answer.created { 201 } else { 204 }),
         (_, Some(object)) => writer.answer(code, object),
-        (_, None) => respond::bytes(code, &writer.media(), respond::text_of(&writer.value(answer.value()))),
+        (_, None) => respond::bytes(code, &writer.media(), writer::text_of(&writer.value(answer.value()))),
     };
     if let Some(object) = &answer.object {
         response.extensions_mut().insert(CreatedName(object.name.clone()));

@@ -5,28 +5,25 @@
 //! found, so `head` checks each head first, and early bytes wait here. Nothing is read while an answer is
 //! made, so a request whose client leaves is still carried out and audited.
 
+use crate::server::respond::Body;
+use hyper::body::{Frame, SizeHint};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tokio::io::AsyncWriteExt as _;
 
 use bytes::Bytes;
 use kedge_hub_core::api_error::ApiError;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::timeout;
 
 use super::head::{self, Framing};
-use super::respond::{self, Body};
+use super::respond;
 use super::stream::{self, Eye};
 
-/// How long an unused connection is kept. Agents renew about every ten seconds, and a status may be sent only
-/// every five minutes.
-pub(super) const IDLE: Duration = Duration::from_secs(400);
-/// The same for a caller that has shown no credential: strangers may have few connections, and an honest
-/// client sends its request at once.
-pub(super) const STRANGER_IDLE: Duration = Duration::from_secs(15);
 /// Time in which a head must be complete, from its first byte on.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes that TLS buffers for a client that does not read: a record and its frame. All others wait where they
@@ -373,10 +370,49 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Link<S> {
     }
 }
 
+/// A body that is being sent; it reports when the HTTP library has received all of it.
+pub(super) struct Sending {
+    body: Body,
+    progress: Progress,
+}
+
+impl Sending {
+    pub(super) fn new(body: Body, progress: Progress) -> Sending {
+        Sending { body, progress }
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.progress.sent();
+    }
+}
+
+impl hyper::body::Body for Sending {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::io::AsyncReadExt;
+    use crate::server::caller::IDLE;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
     async fn answer_is_over_when_all_of_it_is_flushed() {

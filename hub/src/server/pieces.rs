@@ -7,47 +7,37 @@
 //! are made only for this client are charged to it until they are sent. An answer that cannot be completed
 //! ends its connection, so that no client takes a part for the whole.
 
-use std::collections::VecDeque;
-use std::io::{self, Write as _};
+use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use bytes::Bytes;
-use flate2::Compression;
-use flate2::write::GzEncoder;
-use http::request::Parts;
-use http::{Method, Response, header};
-use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::loans::{Borrower, Loan};
 use kedge_hub_core::object::Object;
 use tokio::sync::mpsc;
 
 use super::large::LARGE_BYTES;
-use super::limits::{Resource, Slot, Taken, Work};
-use super::request;
-use super::respond::{Body, MAX_PRETTY_BYTES};
-use super::shared::Server;
+use super::limits::{Taken, Work};
 use crate::memory::Reader;
 
 /// Size of a piece: a TLS record.
-const PIECE_BYTES: usize = 16 * 1024;
+pub(crate) const PIECE_BYTES: usize = 16 * 1024;
 /// Pieces after which a task yields: at most a few milliseconds of copying and encrypting.
 const PIECES_AT_A_TIME: usize = 16;
 /// Most pieces that wait for a slow client.
-const PIECES_AHEAD: usize = 2;
+pub(crate) const PIECES_AHEAD: usize = 2;
 /// Answers from this size on are compressed; upstream's threshold and level.
-const COMPRESSED_FROM: usize = 128 * 1024;
+pub(crate) const COMPRESSED_FROM: usize = 128 * 1024;
 /// The same for discovery, which kubectl reads before its first command and then every few hours: twice 4 KB,
 /// in which the same names repeat.
-const DISCOVERY_COMPRESSED_FROM: usize = 2 * 1024;
-const LEVEL: u32 = 1;
+pub(crate) const DISCOVERY_COMPRESSED_FROM: usize = 2 * 1024;
+pub(crate) const LEVEL: u32 = 1;
 
 /// Answers up to this size charge their caller nothing: that much is already reckoned for its connection.
 pub(super) const FREE_BYTES: usize = 16 * 1024;
 /// Bytes of a longer answer that are in memory at a time while it is sent: up to three pieces in the HTTP
 /// library, one in TLS.
-const HELD_BYTES: usize = 4 * PIECE_BYTES;
+pub(crate) const HELD_BYTES: usize = 4 * PIECE_BYTES;
 /// Bytes of each further object that waits in a long answer, without its text.
 const LOAN_BYTES: usize = 48;
 
@@ -60,13 +50,13 @@ pub(super) struct Items {
     objects: std::vec::IntoIter<Loan>,
     tail: &'static [u8],
     /// `None`: as it is stored.
-    render: Option<Render>,
+    pub(crate) render: Option<Render>,
     /// The object that is being sent, and the number of its bytes already sent.
     current: Option<(Text, usize)>,
     begun: bool,
     done: bool,
     /// Bytes of the stored texts: exact for the list itself, an estimate for other forms.
-    bytes: usize,
+    pub(crate) bytes: usize,
     /// Bytes of the largest object.
     largest: usize,
     /// Pieces since the task last yielded.
@@ -132,7 +122,7 @@ impl Items {
 
     /// The most bytes that wait for a slow client and are made only for it; the text of an object in another
     /// form is at most twice as long as its stored text.
-    fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         let text = match self.render {
             None => self.bytes.min(HELD_BYTES),
             Some(_) => (2 * self.bytes).min(HELD_BYTES + 2 * self.largest),
@@ -141,12 +131,12 @@ impl Items {
     }
 
     /// True if the objects have more bytes than may wait at a time: then they are charged to a reader.
-    fn is_lent(&self) -> bool {
+    pub(crate) fn is_lent(&self) -> bool {
         self.bytes > HELD_BYTES
     }
 
     /// From now on the objects are charged to this reader.
-    fn lend(&mut self, reader: &Arc<Reader>) {
+    pub(crate) fn lend(&mut self, reader: &Arc<Reader>) {
         self.objects
             .as_mut_slice()
             .iter_mut()
@@ -219,12 +209,12 @@ impl Iterator for Items {
 
 /// An answer that is made by another thread.
 pub(super) struct Made {
-    pieces: mpsc::Receiver<Piece>,
+    pub(crate) pieces: mpsc::Receiver<Piece>,
     /// Set by the last piece.
-    complete: bool,
+    pub(crate) complete: bool,
 }
 
-enum Piece {
+pub(crate) enum Piece {
     Some(Bytes),
     Last,
 }
@@ -247,27 +237,27 @@ impl Made {
 
 /// The facts of a request and its answer that decide how the answer is sent.
 #[derive(Debug, Clone, Copy)]
-struct Sending {
+pub(crate) struct Sending {
     /// The client accepts gzip for an answer from this size on.
-    compressed_from: Option<usize>,
+    pub(crate) compressed_from: Option<usize>,
     /// The request changed nothing, so its client may repeat it.
-    only_reads: bool,
-    bytes: usize,
-    renders: bool,
+    pub(crate) only_reads: bool,
+    pub(crate) bytes: usize,
+    pub(crate) renders: bool,
 }
 
 impl Sending {
-    fn compresses(self) -> bool {
+    pub(crate) fn compresses(self) -> bool {
         self.compressed_from.is_some_and(|least| self.bytes >= least)
     }
 
     /// True if threads for large requests make the answer.
-    fn elsewhere(self) -> bool {
+    pub(crate) fn elsewhere(self) -> bool {
         self.compresses() || (self.renders && self.bytes >= LARGE_BYTES)
     }
 
     /// The work that is charged to its caller.
-    fn work(self) -> Work {
+    pub(crate) fn work(self) -> Work {
         if self.compresses() || self.renders { Work::Parsed(self.bytes) } else { Work::Copied(self.bytes) }
     }
 }
@@ -275,9 +265,9 @@ impl Sending {
 /// The share of its caller's limits that an answer holds until it is sent.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Held {
-    _taken: Option<Arc<Taken>>,
+    pub(crate) _taken: Option<Arc<Taken>>,
     /// The reader to which its objects are lent.
-    reader: Option<Arc<Reader>>,
+    pub(crate) reader: Option<Arc<Reader>>,
 }
 
 impl Held {
@@ -292,170 +282,11 @@ impl Held {
     }
 }
 
-/// Prepares an answer for sending: compressed if the client asked for it and it is long, rendered on another
-/// thread if that takes long. Only an answer to a request that reads may be refused for lack of bytes or
-/// places: a refused client repeats its request, and so would repeat a change.
-pub(super) fn finish(
-    server: &Server,
-    slot: &Arc<Slot>,
-    parts: &Parts,
-    response: Response<Body>,
-) -> Response<Body> {
-    let asked =
-        parts.method != Method::HEAD && accepts_gzip(request::header(&parts.headers, "accept-encoding"));
-    let compressed_from = asked.then(|| compressed_from(parts.uri.path()));
-    let only_reads = matches!(parts.method, Method::GET | Method::HEAD);
-    let (mut head, mut body) = response.into_parts();
-    let (bytes, renders, cost) = match &body {
-        Body::Items(items) => (items.bytes, items.render.is_some(), items.held()),
-        Body::Parts(parts) => {
-            let bytes = parts.iter().map(Bytes::len).sum();
-            (bytes, false, bytes)
-        }
-        // the text is in memory with or without this answer, so only the pieces under way are charged
-        Body::Shared(text) => (text.len(), false, text.len().min(HELD_BYTES)),
-        Body::Made(_) | Body::Watch(_) | Body::Relay(_) => (0, false, 0),
-    };
-    let mut held: Held = head.extensions.remove().unwrap_or_default();
-    if held._taken.is_none() && cost > FREE_BYTES {
-        match slot.take(Resource::BodyBytes, cost) {
-            Ok(taken) => held = Held::of(taken),
-            Err(refused) if only_reads => return super::respond::error(&refused),
-            Err(_) if matches!(&body, Body::Items(items) if items.render.is_none()) => {}
-            // its change was made, but its caller's budget does not allow its text
-            Err(_) => return super::respond::done(head.status.as_u16()),
-        }
-    }
-    if let Body::Items(items) = &mut body
-        && items.is_lent()
-    {
-        let reader = Arc::new(Reader::new(slot.clone()));
-        items.lend(&reader);
-        held.reader = Some(reader);
-    }
-    let sending = Sending { compressed_from, only_reads, bytes, renders };
-    let mut response = formed(server, slot, Response::from_parts(head, body), sending);
-    // the connection keeps it until the answer is sent
-    response.extensions_mut().insert(held);
-    response
-}
-
-fn compressed_from(path: &str) -> usize {
-    match path {
-        "/api" | "/apis" => DISCOVERY_COMPRESSED_FROM,
-        _ => COMPRESSED_FROM,
-    }
-}
-
-/// Turns the answer into a long one, if it is long.
-fn formed(server: &Server, slot: &Arc<Slot>, response: Response<Body>, sending: Sending) -> Response<Body> {
-    let (mut head, body) = response.into_parts();
-    let (renders, compresses) = (sending.renders, sending.compresses());
-    slot.charge(sending.work(), Instant::now());
-    if !sending.elsewhere() {
-        return if renders { whole(head, body) } else { Response::from_parts(head, body) };
-    }
-    let taken = match slot.take(Resource::LongAnswers, 1) {
-        Ok(taken) => Some(taken),
-        // an uncompressed answer needs no place
-        Err(_) if !renders => return Response::from_parts(head, body),
-        Err(refused) if sending.only_reads => return super::respond::error(&refused),
-        Err(_) => None,
-    };
-    if compresses {
-        head.headers.insert(header::CONTENT_ENCODING, header::HeaderValue::from_static("gzip"));
-        head.headers.append(header::VARY, header::HeaderValue::from_static("Accept-Encoding"));
-    }
-    let (out, pieces) = mpsc::channel(PIECES_AHEAD);
-    match body {
-        Body::Items(items) => drop(server.large.spawn(make(*items, compresses, out, taken))),
-        Body::Parts(parts) => drop(server.large.spawn(make(cut(parts), compresses, out, taken))),
-        Body::Shared(text) => drop(server.large.spawn(make(cut([text].into()), compresses, out, taken))),
-        body => return Response::from_parts(head, body),
-    }
-    Response::from_parts(head, Body::Made(Made { pieces, complete: false }))
-}
-
-/// Makes a short answer, so that its length is known before it is sent.
-fn whole(head: http::response::Parts, body: Body) -> Response<Body> {
-    let body = match body {
-        Body::Items(items) => Body::Parts(items.collect()),
-        body => body,
-    };
-    Response::from_parts(head, body)
-}
-
-fn cut(parts: VecDeque<Bytes>) -> impl Iterator<Item = Bytes> {
-    parts.into_iter().flat_map(|part| {
-        let ends = (0..part.len()).step_by(PIECE_BYTES);
-        ends.map(move |from| part.slice(from..part.len().min(from + PIECE_BYTES))).collect::<Vec<_>>()
-    })
-}
-
-/// Makes an answer piece by piece, and yields in between. Ends when the client has left.
-async fn make(
-    pieces: impl Iterator<Item = Bytes>,
-    compresses: bool,
-    out: mpsc::Sender<Piece>,
-    _taken: Option<Taken>,
-) {
-    let mut encoder = compresses.then(|| GzEncoder::new(Vec::new(), Compression::new(LEVEL)));
-    for piece in pieces {
-        let piece = match &mut encoder {
-            None => piece,
-            Some(encoder) => match encoder.write_all(&piece) {
-                Ok(()) if encoder.get_ref().len() < PIECE_BYTES / 2 => Bytes::new(),
-                Ok(()) => std::mem::take(encoder.get_mut()).into(),
-                // writing to memory does not fail
-                Err(_) => return,
-            },
-        };
-        if !piece.is_empty() && out.send(Piece::Some(piece)).await.is_err() {
-            return;
-        }
-        tokio::task::yield_now().await;
-    }
-    if let Some(encoder) = encoder {
-        let Ok(rest) = encoder.finish() else { return };
-        if out.send(Piece::Some(rest.into())).await.is_err() {
-            return;
-        }
-    }
-    // the client may have left
-    let _ = out.send(Piece::Last).await;
-}
-
-/// As upstream reads the header: `gzip` without parameters.
-fn accepts_gzip(accepted: &str) -> bool {
-    accepted.split(',').any(|encoding| encoding.trim() == "gzip")
-}
-
-/// Indents the answer unless it is too long; on threads for large requests if it is large. A caller with too
-/// many long answers in progress gets it unindented.
-pub(super) async fn pretty(server: &Server, slot: &Arc<Slot>, response: Response<Body>) -> Response<Body> {
-    let bytes = match response.body() {
-        Body::Items(items) => items.bytes,
-        Body::Parts(parts) => parts.iter().map(Bytes::len).sum(),
-        Body::Shared(text) => text.len(),
-        Body::Made(_) | Body::Watch(_) | Body::Relay(_) => return response,
-    };
-    if bytes > MAX_PRETTY_BYTES {
-        return response;
-    }
-    slot.charge(Work::Parsed(bytes), Instant::now());
-    if bytes <= LARGE_BYTES {
-        return super::respond::pretty(response);
-    }
-    let Ok(taken) = slot.take(Resource::LongAnswers, 1) else { return response };
-    let indented = server.large.spawn(async move {
-        let _taken = taken;
-        super::respond::pretty(response)
-    });
-    indented.await.unwrap_or_else(|error| super::respond::error(&ApiError::internal(error.to_string())))
-}
-
 #[cfg(test)]
 mod tests {
+    use crate::server::finish::{accepts_gzip, make};
+    use crate::server::limits::Resource;
+
     use std::io::Read as _;
 
     use super::*;

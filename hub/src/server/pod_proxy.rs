@@ -5,6 +5,7 @@
 //! anything about the hub. Left to others: resolving a name to an address (`kedge_hub_core::requests`), the
 //! way to the program (`calls`).
 
+use crate::server::request_body::RequestBody;
 use std::net::{IpAddr, SocketAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
@@ -18,7 +19,7 @@ use super::audited::Begins;
 use super::calls::{self, Answer, Question};
 use super::context::RequestContext;
 use super::location::Way;
-use super::request::{RequestBody, header as header_of};
+use super::request::header as header_of;
 use super::respond::{self, Body};
 use super::route::Target;
 

@@ -7,6 +7,8 @@
 //! same result. It waits only for its own bytes. Left to others: the end of a request (`head`), the limits of
 //! its caller (`limits`).
 
+use crate::server::authentication;
+use crate::server::caller::{Caller, LEASES};
 use std::io::{Cursor, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -19,8 +21,6 @@ use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::kinds::LEASE;
 use kedge_hub_core::requests::Renewal;
 
-use super::authentication;
-use super::connection::{Caller, LEASES};
 use super::limits::{Slot, Work};
 use super::request::prefers_minimal;
 use super::respond::Body;

@@ -1,5 +1,11 @@
 //! Answers: bodies, tables, lists, metadata, errors. They have as few headers as clients need.
 
+use crate::server::pieces::{FREE_BYTES, Render};
+use crate::server::request::Form;
+use crate::server::writer::text_of;
+use crate::server::writer::{Writer, metadata};
+use kedge_hub_core::object::Object;
+use kedge_hub_core::state::Page;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
@@ -14,14 +20,9 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use super::calls::Relay;
-use super::link::Progress;
-use super::pieces::{FREE_BYTES, Items, Made, Render};
-use super::request::Form;
+use super::pieces::{Items, Made};
 use super::watch::WatchStream;
 use kedge_hub_core::api_error::ApiError;
-use kedge_hub_core::kinds::{Kind, table::Column};
-use kedge_hub_core::object::Object;
-use kedge_hub_core::state::Page;
 
 /// Warnings sent with one answer; more would not fit a client's header limits.
 const MAX_WARNINGS: usize = 16;
@@ -89,44 +90,6 @@ impl hyper::body::Body for Body {
     }
 }
 
-/// A body that is being sent; it reports when the HTTP library has received all of it.
-pub(super) struct Sending {
-    body: Body,
-    progress: Progress,
-}
-
-impl Sending {
-    pub(super) fn new(body: Body, progress: Progress) -> Sending {
-        Sending { body, progress }
-    }
-}
-
-impl Drop for Sending {
-    fn drop(&mut self) {
-        self.progress.sent();
-    }
-}
-
-impl hyper::body::Body for Sending {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 /// An answer with a body of this media type.
 pub(super) fn bytes(code: u16, media: &str, body: impl Into<Bytes>) -> Response<Body> {
     parts(code, media, VecDeque::from([body.into()]))
@@ -157,13 +120,6 @@ pub(super) fn empty(code: u16) -> Response<Body> {
 
 pub(super) fn json(code: u16, value: &Value) -> Response<Body> {
     bytes(code, "application/json", text_of(value))
-}
-
-/// The text of a value, in a buffer of exactly its size, because it may wait for a slow reader.
-pub(super) fn text_of(value: &Value) -> Bytes {
-    let mut text = value.to_string();
-    text.shrink_to_fit();
-    text.into()
 }
 
 /// The last answer on its connection.
@@ -305,98 +261,18 @@ pub(super) fn warn(response: &mut Response<Body>, warnings: &[String]) {
     }
 }
 
-/// The part of the object in a table row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum IncludeObject {
-    None,
-    Metadata,
-    Object,
-}
-
-impl IncludeObject {
-    pub(super) fn parse(text: &str) -> Result<IncludeObject, ApiError> {
-        match text {
-            "" | "Metadata" => Ok(IncludeObject::Metadata),
-            "None" => Ok(IncludeObject::None),
-            "Object" => Ok(IncludeObject::Object),
-            other => Err(ApiError::bad_request(format!(
-                "Invalid value: {other:?}: must be 'Metadata', 'Object', 'None', or empty"
-            ))),
-        }
+/// The text of a list up to its first item.
+pub(super) fn head_of_list(mut list: Value, items: &str) -> Vec<u8> {
+    if let Some(fields) = list.as_object_mut() {
+        fields.remove(items);
     }
-}
-
-/// How to write objects of one answer.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Writer {
-    pub(super) kind: &'static Kind,
-    pub(super) form: Form,
-    pub(super) include: IncludeObject,
+    let mut head = list.to_string().into_bytes();
+    head.pop();
+    head.extend_from_slice(format!(",\"{items}\":[").as_bytes());
+    head
 }
 
 impl Writer {
-    pub(super) fn media(&self) -> String {
-        match self.form {
-            Form::Whole | Form::Nothing => "application/json".to_owned(),
-            Form::Table(version) => format!("application/json;as=Table;g=meta.k8s.io;v={version}"),
-            Form::Metadata(version) => {
-                format!("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v={version}")
-            }
-        }
-    }
-
-    fn row(&self, value: Value) -> Value {
-        let cells = (self.kind.cells)(&value, time::OffsetDateTime::now_utc());
-        let object = match (self.include, self.form) {
-            (IncludeObject::None, _) => Value::Null,
-            (IncludeObject::Object, _) => value,
-            (IncludeObject::Metadata, Form::Table(version)) => metadata(value, version),
-            (IncludeObject::Metadata, _) => metadata(value, "v1"),
-        };
-        match object {
-            Value::Null => json!({"cells": cells}),
-            object => json!({"cells": cells, "object": object}),
-        }
-    }
-
-    /// A table; without column definitions if the client has them already.
-    pub(super) fn table(&self, values: impl Iterator<Item = Value>, meta: Value, titles: bool) -> Value {
-        let version = match self.form {
-            Form::Table(version) => version,
-            _ => "v1",
-        };
-        let columns: Vec<Value> = match titles {
-            true => self.kind.columns.iter().copied().map(Column::to_value).collect(),
-            false => Vec::new(),
-        };
-        let rows: Vec<Value> = values.map(|value| self.row(value)).collect();
-        json!({
-            "kind": "Table", "apiVersion": format!("meta.k8s.io/{version}"), "metadata": meta,
-            "columnDefinitions": columns, "rows": rows,
-        })
-    }
-
-    /// One object's text, in the requested form.
-    pub(super) fn object(&self, object: &Object) -> Bytes {
-        match self.form {
-            Form::Whole | Form::Nothing => self.kind.shown_text(object),
-            _ => text_of(&self.value(object.value())),
-        }
-    }
-
-    /// One stored object in the requested form.
-    pub(super) fn value(&self, value: Value) -> Value {
-        let value = self.kind.shown(value);
-        match self.form {
-            Form::Whole | Form::Nothing => value,
-            Form::Metadata(version) => metadata(value, version),
-            Form::Table(_) => {
-                let meta = json!({"resourceVersion": value["metadata"]["resourceVersion"]});
-                self.table(std::iter::once(value), meta, true)
-            }
-        }
-    }
-
     /// The answer to a get or a write.
     pub(super) fn answer(&self, code: u16, object: &Arc<Object>) -> Response<Body> {
         let is_stored = matches!(self.form, Form::Whole | Form::Nothing) && self.kind.view.is_none();
@@ -450,25 +326,6 @@ impl Writer {
         *response.body_mut() = Body::Items(Box::new(Items::new(head, page.objects, render)));
         response
     }
-}
-
-/// The text of a list up to its first item.
-pub(super) fn head_of_list(mut list: Value, items: &str) -> Vec<u8> {
-    if let Some(fields) = list.as_object_mut() {
-        fields.remove(items);
-    }
-    let mut head = list.to_string().into_bytes();
-    head.pop();
-    head.extend_from_slice(format!(",\"{items}\":[").as_bytes());
-    head
-}
-
-/// Only the metadata of an object.
-fn metadata(mut value: Value, version: &str) -> Value {
-    json!({
-        "kind": "PartialObjectMetadata", "apiVersion": format!("meta.k8s.io/{version}"),
-        "metadata": value["metadata"].take(),
-    })
 }
 
 #[cfg(test)]

@@ -2,8 +2,6 @@
 
 use kedge_hub_core::kinds::{self, Kind};
 
-use super::usage::Asked;
-
 /// Longest path; names are at most 253 bytes each.
 const MAX_PATH_BYTES: usize = 2048;
 
@@ -280,6 +278,21 @@ pub(super) fn percent_decode(text: &str) -> Option<String> {
         return Some(text.to_owned());
     }
     String::from_utf8(kedge_api::percent_decoded(text)?).ok()
+}
+
+/// The requested objects: `nodes` or `pods`, all or one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) resource: &'static str,
+    pub(super) namespace: String,
+    /// Empty for a list.
+    pub(super) name: String,
+}
+
+impl Asked {
+    pub(super) fn verb(&self) -> &'static str {
+        if self.name.is_empty() { "list" } else { "get" }
+    }
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
 //! State that all connections and requests share: the hub, the limits, and the counters of `/metrics`.
 
+use crate::server::calls::session::Calls;
+use crate::server::credentials::Credentials;
+use crate::server::usages::NodeUsages;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::authentication::Credentials;
-use super::calls::Calls;
 use super::handshakes::Handshakes;
 use super::large::Large;
 use super::leases::Holders;
 use super::limits::Limits;
-use super::usage::NodeUsages;
 use crate::capacity::Capacity;
 use crate::hub::Hub;
 

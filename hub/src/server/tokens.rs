@@ -4,7 +4,8 @@
 //! each decision. Left to others: the claims of a token and their validity
 //! (`kedge_hub_core::identity::token`), the end of its watches (`authentication`), the key (`pki`).
 
-use http::{Response, header};
+use crate::server::credentials::claims;
+use http::Response;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
@@ -15,28 +16,11 @@ use crate::fresh::fresh;
 use crate::hub::Hub;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::field_error::FieldError;
+use kedge_hub_core::identity::ClusterView as _;
 use kedge_hub_core::identity::token::{
     self, BOUND, DEFAULT_SECS, Grant, ISSUER, LONGEST_SECS, SHORTEST_SECS,
 };
-use kedge_hub_core::identity::{ClusterView as _, Identity};
 use kedge_hub_core::value::{at, rfc3339, text};
-
-/// The bearer token of a request.
-pub(super) fn bearer(headers: &http::HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-}
-
-/// The identity that the claims of a token prove to this API now.
-pub(super) fn identify(hub: &Hub, claims: &Value) -> Result<Identity, String> {
-    let (identity, _) = token::authenticate(claims, &[ISSUER.to_owned()], OffsetDateTime::now_utc(), hub)?;
-    Ok(identity)
-}
-
-/// The claims of a token, if this hub signed it.
-pub(super) fn claims(hub: &Hub, token: &str) -> Option<Value> {
-    hub.tokens()?.verifier.claims(token)
-}
 
 /// `POST .../serviceaccounts/NAME/token`.
 pub(super) fn issue(
@@ -185,14 +169,15 @@ pub(super) fn keys(context: &RequestContext<'_>) -> Result<Response<Body>, ApiEr
 
 #[cfg(test)]
 mod tests {
+    use crate::server::authentication::Presented;
+    use crate::server::caller::Caller;
+    use crate::server::trail::Trail;
+    use kedge_hub_core::identity::Identity;
     use std::net::{IpAddr, Ipv4Addr};
     use std::sync::Arc;
 
     use kedge_hub_core::kinds::{CONFIG_MAP, SERVICE_ACCOUNT};
 
-    use super::super::audited::Trail;
-    use super::super::authentication::Presented;
-    use super::super::connection::Caller;
     use super::super::request::Parameters;
     use super::super::shared::Server;
     use super::*;

@@ -6,13 +6,14 @@
 //! only for pods that are bound to it; the cache is small and short-lived. Left to others: reaching a node
 //! (`calls`), permissions (`handlers`).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::server::route::Asked;
+use crate::server::usages::{Answered, Left, Missing, NodeUsage};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{Method, Response};
-use kedge_api::names::label_complaint;
-use kedge_api::{USAGE_WINDOW, excerpt_of};
+use kedge_api::USAGE_WINDOW;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::Attributes;
 use kedge_hub_core::kinds::pod::{NODE_NAME_FIELD, PHASE_FIELD};
@@ -21,14 +22,14 @@ use kedge_hub_core::kinds::{Kind, NODE, POD};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::Query;
-use kedge_hub_core::summary::{self, Usage};
+use kedge_hub_core::summary::Usage;
 use serde_json::{Value, json};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{timeout, timeout_at};
 
-use super::calls::{self, Unready};
+use super::calls;
 use super::context::RequestContext;
-use super::limits::{Resource, Slot, Taken, Work};
+use super::limits::{Resource, Slot, Work};
 use super::pieces::Held;
 use super::request::{self, Form};
 use super::respond::{self, Body};
@@ -38,14 +39,8 @@ use crate::fresh::now_text;
 
 /// The request that is sent to a node.
 const ASKED: &str = "/stats/summary?only_cpu_and_memory=true";
-/// Most nodes that one request may query, and most that are queried at once for all requests: a tenth of all
-/// sessions.
-const MOST_NODES: usize = 50;
 /// Most bytes of a node's answer: 250 pods of three containers.
 const ANSWER_BYTES: usize = 512 * 1024;
-/// Bytes of a cached pod, and of a cached container, without their names.
-const POD_BYTES: usize = 160;
-const CONTAINER_BYTES: usize = 64;
 /// Step by which the buffer of an answer grows.
 const GROWTH_BYTES: usize = 16 * 1024;
 /// How long a request waits for its nodes: dialling over a slow link, and the time in which they measure.
@@ -53,75 +48,11 @@ const PATIENCE: Duration = Duration::from_secs(12);
 /// Longest time for a node's answer. An answer that arrives after its clients have left is cached for the
 /// next request.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
-/// How long figures are cached, and how long a failure is.
-const KEPT: Duration = Duration::from_secs(30);
-const KEPT_FAILURE: Duration = Duration::from_secs(10);
 /// Most nodes that one warning lists, and most characters of a reason that came from a node: a warning has
 /// 256.
 const NAMED: usize = 8;
-const REASON_CHARS: usize = 160;
 /// Most warnings with a reason that came from a node.
 const MOST_REASONS: usize = 8;
-
-/// The cached usage of nodes, and the queries in progress.
-#[derive(Debug)]
-pub(super) struct NodeUsages {
-    nodes: Mutex<HashMap<Box<str>, Known>>,
-    turns: Semaphore,
-}
-
-impl Default for NodeUsages {
-    fn default() -> Self {
-        Self { nodes: Mutex::default(), turns: Semaphore::new(MOST_NODES) }
-    }
-}
-
-type Known = watch::Receiver<Option<Answered>>;
-
-/// A node's answer and its time.
-#[derive(Debug, Clone)]
-struct Answered {
-    at: Instant,
-    /// In the format of timestamps.
-    time: Arc<str>,
-    usage: Result<Arc<NodeUsage>, Missing>,
-    /// Taken from the node's limit of body bytes while the answer is cached.
-    _held: Option<Arc<Taken>>,
-}
-
-impl Answered {
-    fn is_current(&self, now: Instant) -> bool {
-        let kept = if self.usage.is_ok() { KEPT } else { KEPT_FAILURE };
-        now.saturating_duration_since(self.at) < kept
-    }
-}
-
-/// The reason why a node has no figures.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Missing {
-    /// The request asks for more nodes than may be queried at once.
-    TooMany,
-    /// It cannot be called.
-    Unready(Unready),
-    Late,
-    Failed(String),
-}
-
-impl Missing {
-    fn text(&self) -> String {
-        match self {
-            Missing::TooMany => {
-                format!("one request asks {MOST_NODES} nodes at most; ask again, or for fewer")
-            }
-            Missing::Unready(Unready::Unheard) => "the hub does not hear from it".to_owned(),
-            Missing::Unready(Unready::WithoutWatch) => {
-                "without watches it hears of a call with its next renewal only".to_owned()
-            }
-            Missing::Late => "no answer in time".to_owned(),
-            Missing::Failed(why) => excerpt_of(why, REASON_CHARS),
-        }
-    }
-}
 
 /// In the format of upstream's metrics server.
 fn usage_value(usage: Usage) -> Value {
@@ -132,82 +63,6 @@ fn sum(one: Usage, other: Usage) -> Usage {
     Usage {
         nano_cores: one.nano_cores.saturating_add(other.nano_cores),
         bytes: one.bytes.saturating_add(other.bytes),
-    }
-}
-
-/// The usage of each container of a pod, by its name.
-type Containers = Vec<(Box<str>, Usage)>;
-
-/// The nodes without figures, by the reason.
-type Left = BTreeMap<Missing, Vec<String>>;
-
-/// The usage that a node reports for itself and its pods.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct NodeUsage {
-    node: Usage,
-    /// By namespace and name.
-    pods: HashMap<(Box<str>, Box<str>), Containers>,
-}
-
-impl NodeUsage {
-    /// Reads a node's answer; `is_its` tells which pods are bound to the node.
-    fn read(answer: &[u8], is_its: impl Fn(&str, &str) -> bool) -> Result<NodeUsage, String> {
-        let mut pods = HashMap::new();
-        let mut tell = |namespace: String, name: String, containers: Vec<(String, Usage)>| {
-            if !is_its(&namespace, &name) {
-                return;
-            }
-            let named = containers.into_iter().filter(|(name, _)| label_complaint(name).is_none());
-            let known: Containers = named.map(|(name, usage)| (name.into(), usage)).collect();
-            pods.insert((namespace.into(), name.into()), known);
-        };
-        let node = summary::read(answer, &mut tell)?;
-        Ok(NodeUsage { node, pods })
-    }
-
-    /// Its approximate size in memory.
-    fn size(&self) -> usize {
-        let pods = self.pods.iter().map(|((namespace, name), containers)| {
-            let containers = containers.iter().map(|(name, _)| CONTAINER_BYTES + name.len());
-            POD_BYTES + namespace.len() + name.len() + containers.sum::<usize>()
-        });
-        POD_BYTES + pods.sum::<usize>()
-    }
-}
-
-impl NodeUsages {
-    /// The cached or pending usage of these nodes, and the reasons why others are not queried. `ask` starts
-    /// the query of one node, or returns why it cannot.
-    fn wanted(
-        &self,
-        nodes: &BTreeSet<String>,
-        ask: impl Fn(&str, watch::Sender<Option<Answered>>) -> Result<(), Missing>,
-    ) -> (Vec<(String, Known)>, Left) {
-        let now = Instant::now();
-        let mut known = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, known| match &*known.borrow() {
-            Some(answered) => answered.is_current(now),
-            // the sender exists, so the querying task has not been ended by a panic
-            None => known.has_changed().is_ok(),
-        });
-        let (mut wanted, mut missing, mut asked) = (Vec::new(), BTreeMap::<_, Vec<String>>::new(), 0);
-        for node in nodes {
-            if let Some(known) = known.get(node.as_str()) {
-                wanted.push((node.clone(), known.clone()));
-                continue;
-            }
-            let (sender, receiver) = watch::channel(None);
-            let begun = if asked < MOST_NODES { ask(node, sender) } else { Err(Missing::TooMany) };
-            match begun {
-                Ok(()) => {
-                    asked += 1;
-                    known.insert(node.as_str().into(), receiver.clone());
-                    wanted.push((node.clone(), receiver));
-                }
-                Err(why) => missing.entry(why).or_default().push(node.clone()),
-            }
-        }
-        (wanted, missing)
     }
 }
 
@@ -307,21 +162,6 @@ impl Found {
     fn why(&self, node: &str) -> Option<String> {
         let mut missing = self.missing.iter();
         missing.find_map(|(why, nodes)| nodes.iter().any(|known| known == node).then(|| why.text()))
-    }
-}
-
-/// The requested objects: `nodes` or `pods`, all or one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Asked {
-    pub(super) resource: &'static str,
-    pub(super) namespace: String,
-    /// Empty for a list.
-    pub(super) name: String,
-}
-
-impl Asked {
-    pub(super) fn verb(&self) -> &'static str {
-        if self.name.is_empty() { "list" } else { "get" }
     }
 }
 
@@ -545,6 +385,8 @@ fn parsed(usage: &Value) -> Usage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::usages::{KEPT, KEPT_FAILURE, Known, MOST_NODES, NodeUsages, Unready};
+    use std::sync::Mutex;
 
     /// In the form of a kubelet's answer, cut to one pod.
     const RECORDED: &str = r#"{"node": {"nodeName": "n", "startTime": "2026-11-23T18:36:14Z",

@@ -13,6 +13,8 @@
 //! reports need not come back over its link. Other API servers ignore the parameter, and other clients see
 //! every change.
 
+use crate::server::authentication::Standing;
+use crate::server::writer::{IncludeObject, Writer};
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,11 +25,9 @@ use kedge_api::CALLS_ANNOTATION;
 use serde_json::{Value, json};
 use tokio::time::{Instant, Sleep};
 
-use super::authentication::Standing;
 use super::limits::{Taken, Work};
 use super::own_watches::OwnWatches;
 use super::request::{Form, Parameters};
-use super::respond::{IncludeObject, Writer};
 use crate::memory::{Budget, Client, Held, Memory, News, Reader, Waiting, Watch};
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::field_error::FieldError;

@@ -38,7 +38,7 @@ const OF_UPGRADES: [&str; 7] = [
 
 /// A request to a node.
 #[derive(Debug)]
-pub(in crate::server) struct Asked {
+pub(crate) struct Asked {
     method: &'static str,
     target: String,
     /// Headers of a request to upgrade.
@@ -47,12 +47,12 @@ pub(in crate::server) struct Asked {
 
 impl Asked {
     /// A plain request.
-    pub(in crate::server) fn get(target: String) -> Asked {
+    pub(crate) fn get(target: String) -> Asked {
         Asked { method: "GET", target, headers: Vec::new() }
     }
 
     /// The same; it asks for an upgrade if the client does.
-    pub(in crate::server) fn stream(target: String, parts: &http::request::Parts) -> Asked {
+    pub(crate) fn stream(target: String, parts: &http::request::Parts) -> Asked {
         let method = if parts.method == http::Method::POST { "POST" } else { "GET" };
         let mut headers = Vec::new();
         if parts.headers.contains_key(header::UPGRADE) {

@@ -19,7 +19,7 @@ const PROTOCOLS: [&str; 2] = ["binary.k8s.io", "base64.binary.k8s.io"];
 
 /// The form of one client's messages.
 #[derive(Debug)]
-pub(in crate::server) struct Messages {
+pub(crate) struct Messages {
     /// The one of [`PROTOCOLS`] that the client offered; if it offered none, messages have the form of the
     /// first, and the answer names no protocol.
     protocol: Option<&'static str>,
@@ -34,7 +34,7 @@ impl Messages {
     ///
     /// # Errors
     /// The request asks for a WebSocket that the hub does not serve.
-    pub(in crate::server) fn asked(headers: &HeaderMap) -> Result<Option<Messages>, ApiError> {
+    pub(crate) fn asked(headers: &HeaderMap) -> Result<Option<Messages>, ApiError> {
         if !header_of(headers, "upgrade").eq_ignore_ascii_case("websocket") {
             return Ok(None);
         }

@@ -15,11 +15,14 @@ mod exchange;
 mod messages;
 mod program;
 mod relay;
+mod serving;
+pub(crate) mod session;
 
-use std::collections::HashMap;
+use crate::server::calls::session::{Announced, Dialled, Session};
+use crate::server::usages::Unready;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Method, Response, header};
@@ -29,7 +32,6 @@ use kedge_hub_core::identity::Identity;
 use kedge_hub_core::kinds::{LEASE, NODE};
 use kedge_hub_core::value::at;
 use serde_json::Value;
-use tokio::io::DuplexStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -46,13 +48,9 @@ pub(super) use exchange::Asked;
 pub use exchange::read_answer;
 pub(super) use messages::Messages;
 pub(super) use program::{Answer, Question};
-use relay::Asker;
-pub(super) use relay::{Kept, LINGER, Relay, Waiting};
+pub(super) use relay::{LINGER, Relay};
+pub(crate) use serving::{Kept, Waiting};
 
-/// Most sessions of one node, because its memory is meant for its containers.
-const NODE_MOST: usize = 20;
-/// Most sessions of one user. Administrators share one credential.
-const USER_MOST: usize = 256;
 /// Time in which a node that watches must dial: it starts a process, and begins TLS over a slow link.
 const DIAL: Duration = Duration::from_secs(10);
 /// The longest period of renewals, by which a node without watches learns of a call.
@@ -63,153 +61,6 @@ const LEASE_SECS: u64 = 40;
 const TAKE: &str = "/apis/kedge.dev/v1/nodes/";
 /// Size of the buffer between the two connections of a session, each way.
 const PIPE_BYTES: usize = 16 * 1024;
-
-/// The calls that wait for their nodes, and the open sessions.
-#[derive(Debug)]
-pub(super) struct Calls {
-    /// Most sessions in all.
-    most: usize,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// Waiting calls by id.
-    waiting: HashMap<Box<str>, Call>,
-    /// Sessions of nodes and of users, waiting or open.
-    held: HashMap<Holder, usize>,
-    all: usize,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Holder {
-    Node(Box<str>),
-    User(Box<str>),
-}
-
-#[derive(Debug)]
-struct Call {
-    node: Box<str>,
-    dialled: oneshot::Sender<Dialled>,
-    /// The node has tried to take this call.
-    is_tried: bool,
-}
-
-/// A connection that a node has dialled.
-#[derive(Debug)]
-struct Dialled {
-    stream: DuplexStream,
-    /// Held by the client's side: when it is dropped, the node's side ends, even while it cannot pass on
-    /// earlier bytes.
-    asker: Asker,
-}
-
-/// A new call.
-struct Made {
-    session: Session,
-    dialled: oneshot::Receiver<Dialled>,
-}
-
-/// One session, counted until it is dropped; a call that still waits ends with it.
-#[derive(Debug)]
-pub(super) struct Session {
-    calls: Arc<Calls>,
-    id: Box<str>,
-    holders: [Holder; 2],
-}
-
-impl Calls {
-    pub(super) fn new(most: usize) -> Calls {
-        Calls { most, state: Mutex::default() }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // a panic leaves the state consistent, because no change of it can panic half way
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Notes a call of this user for this node.
-    fn make(self: &Arc<Self>, node: &str, user: &str, id: String) -> Result<Made, ApiError> {
-        let holders = [Holder::Node(node.into()), Holder::User(user.into())];
-        let mut state = self.state();
-        for (holder, most) in holders.iter().zip([NODE_MOST, USER_MOST]) {
-            if state.held.get(holder).is_some_and(|held| *held >= most) {
-                let whose = match holder {
-                    Holder::Node(node) => format!("node {node:?}"),
-                    Holder::User(user) => format!("user {user:?}"),
-                };
-                let message =
-                    format!("{whose} has {most} sessions, and may have no more, please try again later");
-                return Err(ApiError::too_many_requests(message));
-            }
-        }
-        if state.all >= self.most {
-            let most = self.most;
-            let message = format!("the hub has {most} sessions, and takes no more, please try again later");
-            return Err(ApiError::unavailable(message));
-        }
-        state.all += 1;
-        for holder in &holders {
-            *state.held.entry(holder.clone()).or_default() += 1;
-        }
-        let (sender, dialled) = oneshot::channel();
-        let id: Box<str> = id.into();
-        state.waiting.insert(id.clone(), Call { node: node.into(), dialled: sender, is_tried: false });
-        Ok(Made { session: Session { calls: Arc::clone(self), id, holders }, dialled })
-    }
-
-    /// True if the call with this id waits for this node, and the node tries to take it for the first time.
-    fn first_try(&self, id: &str, node: &str) -> bool {
-        let mut state = self.state();
-        let call = state.waiting.get_mut(id).filter(|call| *call.node == *node);
-        call.is_some_and(|call| !std::mem::replace(&mut call.is_tried, true))
-    }
-
-    /// Takes the call with this id, if it waits and is for this node.
-    fn take(&self, id: &str, node: &str) -> Option<Call> {
-        let mut state = self.state();
-        if state.waiting.get(id).is_some_and(|call| *call.node == *node) {
-            return state.waiting.remove(id);
-        }
-        None
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        let mut state = self.calls.state();
-        state.waiting.remove(&self.id);
-        state.all -= 1;
-        for holder in &self.holders {
-            if let Some(held) = state.held.get_mut(holder) {
-                *held -= 1;
-                if *held == 0 {
-                    state.held.remove(holder);
-                }
-            }
-        }
-    }
-}
-
-/// A call that is announced to its node until this is dropped.
-struct Announced {
-    slot: Arc<Slot>,
-    id: Arc<str>,
-}
-
-impl Announced {
-    fn new(slot: Arc<Slot>, id: &str) -> Announced {
-        let id: Arc<str> = id.into();
-        slot.own_watches().call(&id);
-        Announced { slot, id }
-    }
-}
-
-impl Drop for Announced {
-    fn drop(&mut self) {
-        self.slot.own_watches().forget(&self.id);
-    }
-}
 
 /// Sends a request to a node and passes its answer on, plainly or in messages.
 pub(super) async fn open(
@@ -273,15 +124,6 @@ pub(super) async fn ask_program(
         // frees the session's place for others
         () = context.presented.left() => Err(ApiError::caller_left(node)),
     }
-}
-
-/// The reason why a node could not take a call at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Unready {
-    /// The hub has not heard from the node for long, or never.
-    Unheard,
-    /// The node would learn of the call only at its next renewal.
-    WithoutWatch,
 }
 
 /// Checks that a node could take a call at once.
@@ -425,6 +267,7 @@ impl Relay {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::calls::session::{Calls, Made, NODE_MOST, USER_MOST};
 
     fn make(calls: &Arc<Calls>, node: &str, user: &str, id: &str) -> Result<Made, ApiError> {
         calls.make(node, user, id.to_owned())

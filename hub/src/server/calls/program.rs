@@ -37,18 +37,18 @@ const HEADERS: usize = 64;
 
 /// A request to a program.
 #[derive(Debug)]
-pub(in crate::server) struct Question {
+pub(crate) struct Question {
     /// The path of the program's port in the node's API.
-    pub(in crate::server) place: String,
-    pub(in crate::server) is_secure: bool,
+    pub(crate) place: String,
+    pub(crate) is_secure: bool,
     /// Its target is a path with a query.
-    pub(in crate::server) request: Request<Full<Bytes>>,
+    pub(crate) request: Request<Full<Bytes>>,
 }
 
 /// The program's answer.
 #[derive(Debug)]
-pub(in crate::server) struct Answer {
-    pub(in crate::server) response: Response<Incoming>,
+pub(crate) struct Answer {
+    pub(crate) response: Response<Incoming>,
     _connection: Connection,
 }
 

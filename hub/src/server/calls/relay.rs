@@ -5,34 +5,27 @@
 //! after a time. A session is served without the HTTP library, like a watch: the library would not notice
 //! that a client leaves while nothing is sent. A program's answer keeps its length, or its way of ending.
 
+use crate::server::authentication::Standing;
+use crate::server::calls::session::{Asker, Session};
+use crate::server::ending::Ending;
 use std::convert::Infallible;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http::{HeaderMap, Response, StatusCode};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
+use http::{HeaderMap, StatusCode};
+use tokio::io::{AsyncRead, AsyncReadExt, DuplexStream};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout};
 
-use super::Session;
 use super::messages::Messages;
-use super::program::{self, Length};
-use crate::server::audited::Ending;
-use crate::server::authentication::Standing;
-use crate::server::detached_watch::Manner;
-use crate::server::link::{Link, head_text};
-use crate::server::respond::Body;
-use crate::server::stream;
+use super::program;
 
 /// A session without traffic ends after this time, as upstream's `streamingConnectionIdleTimeout`.
-const IDLE: Duration = Duration::from_secs(4 * 60 * 60);
+pub(crate) const IDLE: Duration = Duration::from_secs(4 * 60 * 60);
 /// Time for the remaining bytes once one side has ended. Short in tests, so that they need not wait.
-pub(in crate::server) const LINGER: Duration =
+pub(crate) const LINGER: Duration =
     if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
 /// Most bytes of one read.
-const PIECE_BYTES: usize = 8 * 1024;
+pub(crate) const PIECE_BYTES: usize = 8 * 1024;
 /// Longest size line of a chunk: 16 digits, and extensions, which are hardly used.
 const MOST_SIZE_BYTES: usize = 256;
 
@@ -59,7 +52,7 @@ enum Place {
 
 /// A body on its way from a node.
 #[derive(Debug)]
-pub(super) struct Incoming {
+pub(crate) struct Incoming {
     bytes: Vec<u8>,
     place: Place,
 }
@@ -138,7 +131,7 @@ fn garbled() -> io::Error {
 
 /// The framing of an answer to the client.
 #[derive(Debug)]
-enum Frames {
+pub(crate) enum Frames {
     /// The body ends with the connection.
     None,
     Chunks,
@@ -146,7 +139,7 @@ enum Frames {
 }
 
 impl Frames {
-    fn piece(&self, piece: Vec<u8>) -> Vec<u8> {
+    pub(crate) fn piece(&self, piece: Vec<u8>) -> Vec<u8> {
         match self {
             Frames::None => piece,
             Frames::Chunks => {
@@ -160,7 +153,7 @@ impl Frames {
     }
 
     /// The bytes that mark the answer as complete.
-    fn end(&self) -> &'static [u8] {
+    pub(crate) fn end(&self) -> &'static [u8] {
         match self {
             Frames::None => b"",
             Frames::Chunks => b"0\r\n\r\n",
@@ -169,11 +162,8 @@ impl Frames {
     }
 }
 
-/// Held by the client's side; when it is dropped, the node's side of the session ends.
-pub(super) type Asker = oneshot::Sender<Infallible>;
-
 #[derive(Debug)]
-enum What {
+pub(crate) enum What {
     /// Any bytes, in both directions.
     Raw { early: Vec<u8> },
     /// The body of an answer.
@@ -184,13 +174,13 @@ enum What {
 
 /// The origin of an answer.
 #[derive(Debug)]
-enum Source {
+pub(crate) enum Source {
     Node(DuplexStream, What),
     Program(program::Answer),
 }
 
 /// A body that comes in pieces.
-trait Pieces {
+pub(crate) trait Pieces {
     /// The next piece; `None` when the body is complete. Cancel safe.
     fn next_piece(&mut self) -> impl Future<Output = io::Result<Option<Vec<u8>>>> + Send;
 }
@@ -209,17 +199,17 @@ impl Pieces for program::Answer {
 
 /// The rest of a session, after the head of its answer.
 #[derive(Debug)]
-pub(in crate::server) struct Relay {
-    source: Source,
+pub(crate) struct Relay {
+    pub(crate) source: Source,
     headers: HeaderMap,
     /// The validity of the token that the client showed.
-    standing: Option<Standing>,
-    side: Side,
+    pub(crate) standing: Option<Standing>,
+    pub(crate) side: Side,
 }
 
 /// The owner of the connection that a relay serves.
 #[derive(Debug)]
-enum Side {
+pub(crate) enum Side {
     /// The node; resolves when the client has left.
     Node(oneshot::Receiver<Infallible>),
     Client {
@@ -270,7 +260,7 @@ impl Relay {
     }
 
     /// Keeps `with` until the session is over.
-    pub(in crate::server) fn ends_with(&mut self, with: Box<Ending>) {
+    pub(crate) fn ends_with(&mut self, with: Box<Ending>) {
         if let Side::Client { ending, .. } = &mut self.side {
             *ending = Some(with);
         }
@@ -320,213 +310,14 @@ async fn whole(
     Ok(whole)
 }
 
-/// A relay whose answer has yet to be written.
-pub(in crate::server) struct Kept {
-    head: http::response::Parts,
-    relay: Box<Relay>,
-    chunks: bool,
-}
-
-/// The place in a connection for a relay that will be detached.
-#[derive(Default)]
-pub(in crate::server) struct Waiting(Mutex<Option<Kept>>);
-
-impl Waiting {
-    fn lock(&self) -> MutexGuard<'_, Option<Kept>> {
-        // one value is put in or taken out, so a panic of another thread leaves it valid
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps the answer if it is a relay; returns any other.
-    pub(in crate::server) fn keep(&self, response: Response<Body>, manner: Manner) -> Option<Response<Body>> {
-        let (head, body) = response.into_parts();
-        match body {
-            Body::Relay(relay) => {
-                *self.lock() = Some(Kept { head, relay, chunks: manner.chunks });
-                None
-            }
-            body => Some(Response::from_parts(head, body)),
-        }
-    }
-
-    pub(in crate::server) fn is_kept(&self) -> bool {
-        self.lock().is_some()
-    }
-
-    pub(in crate::server) fn take(&self) -> Option<Kept> {
-        self.lock().take()
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
-    /// Serves a session to its end, and with it the connection.
-    pub(in crate::server) async fn relay(&mut self, kept: Kept) -> io::Result<()> {
-        let Kept { head, relay, chunks } = kept;
-        let Relay { source, standing, mut side, .. } = *relay;
-        let over = async {
-            match standing {
-                Some(mut standing) => std::future::poll_fn(|context| standing.poll_over(context)).await,
-                None => std::future::pending().await,
-            }
-        };
-        let version = if chunks { "HTTP/1.1" } else { "HTTP/1.0" };
-        let mut text = head_text(version, &head);
-        let relaying = async {
-            match source {
-                Source::Node(stream, What::Raw { early }) => {
-                    text.extend_from_slice(b"\r\n");
-                    text.extend_from_slice(&early);
-                    self.write(&text).await?;
-                    self.pass_raw(stream, &mut side).await
-                }
-                Source::Node(stream, What::Body(body)) => {
-                    let length = Length::Chunks;
-                    self.write_answer(text, (stream, body), length, chunks).await
-                }
-                Source::Program(answer) => {
-                    let length = answer.length();
-                    self.write_answer(text, answer, length, chunks).await
-                }
-                Source::Node(stream, What::Messages(body, messages)) => {
-                    text.extend_from_slice(b"\r\n");
-                    // as upstream: the client may wait for this empty message to know that the session is
-                    // open
-                    text.extend(messages.frame(b""));
-                    self.write(&text).await?;
-                    self.pass_body((stream, body), Frames::Messages(messages)).await
-                }
-            }
-        };
-        tokio::select! {
-            relayed = relaying => relayed,
-            // the mark of a complete answer is omitted, so the client sees that it was cut off
-            () = over => Ok(()),
-        }
-    }
-
-    /// `text`: the head, without the headers that state how the body ends.
-    async fn write_answer(
-        &mut self,
-        mut text: Vec<u8>,
-        body: impl Pieces,
-        length: Length,
-        knows_chunks: bool,
-    ) -> io::Result<()> {
-        let frames = match length {
-            Length::Bytes(bytes) => {
-                text.extend_from_slice(format!("content-length: {bytes}\r\n").as_bytes());
-                Frames::None
-            }
-            Length::Chunks if knows_chunks => {
-                text.extend_from_slice(b"transfer-encoding: chunked\r\n");
-                Frames::Chunks
-            }
-            Length::Chunks | Length::Unknown => Frames::None,
-        };
-        text.extend_from_slice(b"connection: close\r\n\r\n");
-        self.write(&text).await?;
-        self.pass_body(body, frames).await
-    }
-
-    async fn pass_body(&mut self, mut body: impl Pieces, frames: Frames) -> io::Result<()> {
-        loop {
-            let piece = tokio::select! {
-                piece = body.next_piece() => piece?,
-                gone = std::future::poll_fn(|context| self.poll_gone(None, context)) => return gone,
-                () = tokio::time::sleep(IDLE) => return Ok(()),
-            };
-            let Some(piece) = piece else { break };
-            self.write(&frames.piece(piece)).await?;
-        }
-        self.write(frames.end()).await?;
-        self.shut_down().await
-    }
-
-    async fn pass_raw(&mut self, stream: DuplexStream, side: &mut Side) -> io::Result<()> {
-        self.read_everything();
-        let passed = Passed::new();
-        let (mut link_in, mut link_out) = tokio::io::split(self);
-        let (mut stream_in, mut stream_out) = tokio::io::split(stream);
-        let is_of_node = matches!(side, Side::Node(_));
-        {
-            let forth = passed.copy(&mut link_in, &mut stream_out);
-            let back = passed.copy(&mut stream_in, &mut link_out);
-            tokio::pin!(forth, back);
-            tokio::select! {
-                done = &mut back => done?,
-                done = &mut forth => match done {
-                    // the node has closed, and its answer may still be on its way to a slow client
-                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe && !is_of_node => back.await?,
-                    Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
-                    _ => timeout(LINGER, back).await.unwrap_or(Ok(()))?,
-                },
-                // writing alone would not notice that the client has left, if the node reads nothing
-                () = asker_left(side) => timeout(LINGER, back).await.unwrap_or(Ok(()))?,
-                () = passed.idle() => return Ok(()),
-            }
-        }
-        if !is_of_node {
-            // closed while the client still sends, the connection would be reset, and unread bytes of the
-            // answer lost
-            let _ = timeout(LINGER, stream::linger(&mut link_in)).await;
-        }
-        Ok(())
-    }
-}
-
-/// Resolves on the node's side when the client has left.
-async fn asker_left(side: &mut Side) {
-    match side {
-        Side::Node(asks) => {
-            let _ = asks.await;
-        }
-        Side::Client { .. } => std::future::pending().await,
-    }
-}
-
-/// The time of the last traffic.
-struct Passed {
-    began: Instant,
-    at_secs: AtomicU64,
-}
-
-impl Passed {
-    fn new() -> Passed {
-        Passed { began: Instant::now(), at_secs: AtomicU64::new(0) }
-    }
-
-    async fn copy(
-        &self,
-        from: &mut (impl AsyncRead + Unpin),
-        to: &mut (impl AsyncWrite + Unpin),
-    ) -> io::Result<()> {
-        let mut piece = vec![0; PIECE_BYTES];
-        loop {
-            let amount = from.read(&mut piece).await?;
-            if amount == 0 {
-                return to.shutdown().await;
-            }
-            to.write_all(&piece[..amount]).await?;
-            to.flush().await?;
-            self.at_secs.store(self.began.elapsed().as_secs(), Ordering::Relaxed);
-        }
-    }
-
-    /// Returns when nothing has passed for too long.
-    async fn idle(&self) {
-        loop {
-            let end = self.began + Duration::from_secs(self.at_secs.load(Ordering::Relaxed)) + IDLE;
-            if end <= Instant::now() {
-                return;
-            }
-            tokio::time::sleep_until(end).await;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::calls::serving::Kept;
+    use crate::server::link::Link;
+    use http::Response;
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::time::timeout;
 
     fn read(framing: Framing, pieces: &[&str]) -> Result<String, io::ErrorKind> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
