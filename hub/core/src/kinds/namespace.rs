@@ -7,7 +7,7 @@ use super::kind::{Kind, Selectable};
 use super::table::{Column, age};
 use super::{meta, names};
 use crate::field_error::{FieldError, FieldErrors};
-use crate::pod_security;
+use crate::pod_security::policy;
 use crate::value::text;
 
 /// Namespaces that the hub creates by itself.
@@ -66,7 +66,7 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
 }
 
 fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
-    pod_security::label_errors(new, old).into_iter().for_each(|error| errors.push(error));
+    policy::label_errors(new, old).into_iter().for_each(|error| errors.push(error));
     let finalizers = new["spec"]["finalizers"].as_array().map_or(&[][..], Vec::as_slice);
     for (index, finalizer) in finalizers.iter().filter_map(Value::as_str).enumerate() {
         // upstream names the place only where they change later

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::Level;
+use super::level::Level;
 use crate::value::{at, text};
 
 /// Most containers, volumes or values that a detail names; a pod has a thousand of each.

@@ -2,52 +2,30 @@
 //!
 //! The labels `pod-security.kubernetes.io/{enforce,audit,warn}` and their `-version`; texts and rules are
 //! upstream's admission plugin of that name, with no exemptions and `privileged` where a label is missing.
-//! Always holds: a label that cannot be parsed counts as `restricted` if it enforces, and is ignored if it
-//! warns. Left to others: which changes are judged (`requests`), and warnings (`kedge-hub`).
+//! Left to others: reading the labels ([`policy`]), which changes are judged (`requests`), and warnings
+//! (`kedge-hub`).
 
 mod checks;
+mod level;
+pub(crate) mod policy;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
 use crate::api_error::ApiError;
-use crate::field_error::FieldError;
 use crate::kinds::{DAEMON_SET, Kind, NAMESPACE, POD};
 use crate::object::Object;
 use crate::requests::Objects;
 use crate::value::{at, text};
 use checks::Violation;
 use kedge_api::KUBERNETES_VERSION;
-
-const PREFIX: &str = "pod-security.kubernetes.io/";
+use level::Level;
+use policy::{PREFIX, Policy, Rule};
 
 /// Most pods that are judged when a namespace raises its level: some ten milliseconds of a request. Upstream
 /// judges 3000, for a second.
 const MOST_PODS: usize = 500;
-
-/// How many privileges a pod may have; each level allows less than the previous one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
-    Privileged,
-    Baseline,
-    Restricted,
-}
-
-/// A level as of a version; no version is the latest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Rule {
-    level: Level,
-    minor: Option<u32>,
-}
-
-/// The levels that a namespace's labels name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Policy {
-    enforce: Rule,
-    audit: Rule,
-    warn: Rule,
-}
 
 /// The remarks of Pod Security on a change that it does not forbid.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -58,35 +36,7 @@ pub(crate) struct Remarks {
     pub(crate) audit: Option<String>,
 }
 
-impl Level {
-    fn read(text: &str) -> Option<Level> {
-        match text {
-            "privileged" => Some(Level::Privileged),
-            "baseline" => Some(Level::Baseline),
-            "restricted" => Some(Level::Restricted),
-            _ => None,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Level::Privileged => "privileged",
-            Level::Baseline => "baseline",
-            Level::Restricted => "restricted",
-        }
-    }
-}
-
 impl Rule {
-    const NONE: Rule = Rule { level: Level::Privileged, minor: None };
-
-    fn shown(self) -> String {
-        match self.minor {
-            None => format!("{}:latest", self.level.name()),
-            Some(minor) => format!("{}:v1.{minor}", self.level.name()),
-        }
-    }
-
     fn violations(self, annotations: &Value, spec: &Value) -> Vec<Violation> {
         let latest = KUBERNETES_VERSION.1;
         let minor = self.minor.map_or(latest, |minor| minor.min(latest));
@@ -105,69 +55,6 @@ impl Rule {
         });
         let shown: Vec<String> = shown.collect();
         (!shown.is_empty()).then(|| format!("violate PodSecurity \"{}\": {}", self.shown(), shown.join(", ")))
-    }
-}
-
-/// `latest`, or the minor version of `v1.x`.
-fn read_version(text: &str) -> Option<Option<u32>> {
-    if text == "latest" {
-        return Some(None);
-    }
-    let number = text.strip_prefix("v1.")?;
-    let is_plain = number == "0" || !number.starts_with('0');
-    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
-    // a number that does not fit is later than any version
-    (is_plain && is_number).then(|| Some(number.parse().unwrap_or(u32::MAX)))
-}
-
-impl Policy {
-    /// The policy of a namespace, and the errors in its labels.
-    fn of(namespace: &Value) -> (Policy, Vec<FieldError>) {
-        let labels = &namespace["metadata"]["labels"];
-        let mut errors = Vec::new();
-        let mut error = |label: &str, given: &str, why: &str| {
-            errors.push(FieldError::invalid(format!("metadata.labels[{PREFIX}{label}]"), given, why));
-        };
-        let label = |name: &str| labels.get(format!("{PREFIX}{name}")).and_then(Value::as_str);
-        let mut rule = |mode: &str, otherwise: Level| {
-            let mut rule = Rule::NONE;
-            if let Some(given) = label(mode) {
-                rule.level = Level::read(given).unwrap_or_else(|| {
-                    error(mode, given, "must be one of privileged, baseline, restricted");
-                    otherwise
-                });
-            }
-            let version = format!("{mode}-version");
-            if let Some(given) = label(&version) {
-                rule.minor = read_version(given).unwrap_or_else(|| {
-                    error(&version, given, "must be \"latest\" or \"v1.x\"");
-                    None
-                });
-            }
-            rule
-        };
-        let enforce = rule("enforce", Level::Restricted);
-        let audit = rule("audit", Level::Privileged);
-        let mut warn = rule("warn", Level::Privileged);
-        // a namespace that enforces a level also warns by it
-        let is_read = label("enforce").is_some_and(|given| Level::read(given).is_some());
-        if label("warn").is_none() && is_read && enforce.level > warn.level {
-            warn.level = enforce.level;
-            if label("warn-version").is_none() {
-                warn.minor = enforce.minor;
-            }
-        }
-        (Policy { enforce, audit, warn }, errors)
-    }
-}
-
-/// The errors that a change adds to a namespace's labels.
-pub(crate) fn label_errors(new: &Value, old: Option<&Value>) -> Vec<FieldError> {
-    let errors = Policy::of(new).1;
-    let shown = |errors: &[FieldError]| format!("{errors:?}");
-    match old.map(|old| Policy::of(old).1) {
-        Some(known) if shown(&known) == shown(&errors) => Vec::new(),
-        _ => errors,
     }
 }
 

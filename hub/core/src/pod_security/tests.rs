@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
+use super::policy::{label_errors, read_version};
 use super::*;
 
 /// The pods of a namespace.

@@ -13,7 +13,7 @@ use kedge_api::{
     MAINTENANCE_ANNOTATION, PULL_AHEAD_ANNOTATION, SLOT,
 };
 
-use super::types::WriteOptions;
+use super::write_options::WriteOptions;
 use crate::apply::Owner;
 use crate::controllers::daemon_sets;
 use crate::kinds::{CONFIG_MAP, CONTROLLER_REVISION, DAEMON_SET, Kind, NODE, POD, SECRET};

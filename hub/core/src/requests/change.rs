@@ -9,7 +9,9 @@ use super::advice;
 use super::allowance::{check_size, quota};
 use super::create::{check_place, compose, create, created, metadata, set_namespace};
 use super::delete::{check_finalizers, is_released};
-use super::types::{Answer, Decision, Fresh, Objects, Part, Pending, Place, WriteOptions};
+use super::objects::Objects;
+use super::types::{Answer, Decision, Fresh, Part, Pending, Place};
+use super::write_options::WriteOptions;
 use crate::api_error::ApiError;
 use crate::apply::{self, Apply, Owner};
 use crate::cost;
@@ -376,8 +378,8 @@ fn is_volatile(kind: &Kind, old: &Value, new: &Value) -> bool {
 mod tests {
     use super::super::create::new_object;
     use super::super::delete::marked_for_deletion;
+    use super::super::delete_options::Propagation;
     use super::super::fixture::{NoSink, stored};
-    use super::super::types::Propagation;
     use super::*;
     use crate::apply::Manager;
     use crate::decode::{self, FieldValidation};

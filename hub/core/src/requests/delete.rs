@@ -7,7 +7,10 @@ use serde_json::Value;
 use time::OffsetDateTime;
 
 use super::create::metadata;
-use super::types::{Answer, Decision, DeleteOptions, Objects, Pending, Place, Propagation, WriteOptions};
+use super::delete_options::{DeleteOptions, Propagation};
+use super::objects::Objects;
+use super::types::{Answer, Decision, Pending, Place};
+use super::write_options::WriteOptions;
 use crate::api_error::ApiError;
 use crate::field_error::{FieldError, FieldErrors};
 use crate::identity::denied::{self, is_deny_list};

@@ -13,20 +13,24 @@ mod binding;
 mod change;
 mod create;
 mod delete;
+mod delete_options;
 #[cfg(test)]
 mod fixture;
+mod objects;
 mod renewal;
 mod service_account;
 mod streams;
 mod types;
+mod write_options;
 
 pub use allowance::{ALLOWANCES, Allowance, QUOTA_BYTES};
 pub use binding::{bind, bound_pod, check_binding, check_name};
 pub use change::{MayCreate, apply, edit, merged_with_old, update};
 pub use create::{check_place, create, new_object, uid, wants_generated_name};
 pub use delete::{FOREGROUND, ORPHAN, delete, finalize_namespace};
+pub use delete_options::{DeleteOptions, Propagation};
+pub use objects::Objects;
 pub use renewal::Renewal;
 pub use streams::{ProgramAddress, ProxyTarget, serving_container, serving_node};
-pub use types::{
-    Admit, Answer, Decision, DeleteOptions, Fresh, Objects, Part, Pending, Place, Propagation, WriteOptions,
-};
+pub use types::{Answer, Decision, Fresh, Part, Pending, Place};
+pub use write_options::{Admit, WriteOptions};

@@ -10,7 +10,8 @@ use kedge_api::AUTOMOUNTED_VOLUME_PREFIX;
 use serde_json::{Value, json};
 
 use super::create::generated_name;
-use super::types::{Fresh, Objects};
+use super::objects::Objects;
+use super::types::Fresh;
 use crate::api_error::ApiError;
 use crate::controllers::root_certificate;
 use crate::kinds::{Kind, POD, SERVICE_ACCOUNT, pod};

@@ -6,44 +6,13 @@ use serde_json::Value;
 use time::OffsetDateTime;
 
 use super::advice;
-use crate::api_error::ApiError;
-use crate::apply::Owner;
-use crate::kinds::{Kind, POD};
+use super::objects::Objects;
+use super::write_options::WriteOptions;
+use crate::kinds::Kind;
 use crate::object::Object;
 use crate::pod_security::Remarks;
-use crate::selector::Selection;
-use crate::state::{Everything, Index, Query, Require, Sink, Write};
+use crate::state::Write;
 use crate::value::rfc3339;
-
-/// Access to the stored objects.
-pub trait Objects {
-    /// One object; `namespace` is empty for cluster-scoped kinds.
-    fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>>;
-    /// All pods of a namespace.
-    fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>>;
-}
-
-impl<S: Sink> Objects for Index<S> {
-    fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
-        Index::get(self, kind, namespace, name)
-    }
-
-    fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>> {
-        // a page without a limit cannot fail
-        let page = self.list(&POD, &Selection::all(namespace), &Query::default());
-        page.map(|page| page.objects).unwrap_or_default()
-    }
-}
-
-impl<S: Sink> Objects for Everything<'_, S> {
-    fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
-        self.of(kind).get(kind, namespace, name)
-    }
-
-    fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>> {
-        self.of(&POD).pods_of(namespace)
-    }
-}
 
 /// The key of an object that exists or will be created.
 #[derive(Debug, Clone, Copy)]
@@ -97,42 +66,6 @@ impl Pending {
     pub fn answer(self, object: Arc<Object>) -> Answer {
         let Pending { created, deleted, warnings, violation } = self;
         Answer { object: Some(object), value: None, created, deleted, warnings, violation }
-    }
-}
-
-/// Admission: refuses an object in its stored form, before it is stored.
-pub type Admit<'a> = dyn Fn(Option<&Value>, &Value) -> Result<(), ApiError> + Send + Sync + 'a;
-
-pub struct WriteOptions<'a> {
-    /// A dry run: everything but the write.
-    pub dry_run: bool,
-    /// Admission for the caller. Every decision calls it, also one after a lost race, because the objects
-    /// that it judges by may have changed.
-    pub admit: &'a Admit<'a>,
-    /// Judges the whole request, before fields that it may not change are restored.
-    pub asked: &'a Admit<'a>,
-    /// The manager of the fields that this write sets.
-    pub owner: Owner<'a>,
-    /// Whether the caller is limited in what it may store ([`super::ALLOWANCES`]).
-    pub limited: bool,
-    /// Conditions on other objects, besides those that every write of the kind has.
-    pub requires: &'a [Require],
-    /// The node that makes the write, authenticated by its own credential.
-    pub author: Option<&'a str>,
-}
-
-impl WriteOptions<'static> {
-    /// For the hub's own controllers: no admission, no field manager.
-    pub fn internal() -> WriteOptions<'static> {
-        WriteOptions {
-            dry_run: false,
-            admit: &|_, _| Ok(()),
-            asked: &|_, _| Ok(()),
-            owner: Owner::Nobody,
-            limited: false,
-            requires: &[],
-            author: None,
-        }
     }
 }
 
@@ -201,30 +134,4 @@ pub enum Part {
     /// The node of a pod and the fields that follow from it; everything, but without a new generation. For
     /// bindings.
     Binding,
-}
-
-#[derive(Debug, Default, Clone)]
-pub struct DeleteOptions {
-    /// Only the object of this UID.
-    pub uid: Option<String>,
-    /// Only at this version.
-    pub resource_version: Option<String>,
-    /// The propagation to the objects it owns.
-    pub propagation: Propagation,
-    /// The grace period of a pod in seconds; absent for the pod's own.
-    pub grace_secs: Option<i64>,
-}
-
-/// The propagation of a deletion to owned objects.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub enum Propagation {
-    /// By the object's own finalizers; without any, in the background.
-    #[default]
-    Unset,
-    /// They are deleted later.
-    Background,
-    /// They are deleted first.
-    Foreground,
-    /// They are kept, without their owner.
-    Orphan,
 }
