@@ -11,8 +11,8 @@ use super::pulls::{ImagePlace, PullQueue, Pulls};
 use super::rest::Rest;
 use crate::errors::chain;
 use crate::images::{Puller, Store};
+use crate::locks::locked;
 use crate::net::transport::WallClock;
-use crate::perform::thread::lock;
 use crate::queue::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use crate::workloads::measure::Places;
 use crate::workloads::network::Plugins;
@@ -79,13 +79,13 @@ impl RuntimeHealth {
     }
 
     fn set(&self, health: Health) {
-        *lock(&self.health) = health;
+        *locked(&self.health) = health;
     }
 
     /// Why no container can begin, if so. crun may come and go at any time.
     fn missing(&self) -> Option<String> {
         match self.program.is_file() {
-            true => lock(&self.obstacle).clone(),
+            true => locked(&self.obstacle).clone(),
             false => Some(format!("{} is not there", self.program.display())),
         }
     }
@@ -96,7 +96,7 @@ impl RuntimeHealth {
 
     /// Its present order.
     pub(crate) fn is_at(&self) -> String {
-        match &*lock(&self.health) {
+        match &*locked(&self.health) {
             Health::Starting => "it starts".into(),
             Health::Broken(why) => why.clone(),
             Health::Works { at, .. } => format!("it is at this: {at}"),
@@ -106,7 +106,7 @@ impl RuntimeHealth {
     /// Never blocks. It is called with each look at the host, so it also has the loop look for crun again.
     pub(crate) fn report(&self) -> Runtime {
         let not_ready = |why: &str| Runtime::NotReady(format!("container runtime is not ready: {why}"));
-        match &*lock(&self.health) {
+        match &*locked(&self.health) {
             Health::Starting => return Runtime::Starting,
             Health::Broken(why) => return not_ready(why),
             Health::Works { until, at } if *until < Instant::now() => {
@@ -114,12 +114,12 @@ impl RuntimeHealth {
             }
             Health::Works { .. } => {}
         }
-        let mut since = lock(&self.missing_since);
+        let mut since = locked(&self.missing_since);
         let Some(why) = self.missing() else {
             *since = None;
             return Runtime::Ready;
         };
-        if lock(&self.obstacle).is_some()
+        if locked(&self.obstacle).is_some()
             && let Some(waker) = self.waker.get()
         {
             waker.wake();
@@ -474,7 +474,7 @@ impl RuntimeLoop {
 
     /// Notes whether containers can begin, and says so if it is news. Returns when to look again; `pause`: the one before the last look.
     fn judge(&self, board: &Board, pause: Option<Duration>) -> Option<(Instant, Duration)> {
-        *lock(&self.health.obstacle) = board.obstacle().map(str::to_owned);
+        *locked(&self.health.obstacle) = board.obstacle().map(str::to_owned);
         if board.obstacle().is_none() {
             log::info!("containers run by crun {}", board.crun.as_deref().unwrap_or_default());
             board.problems.iter().for_each(|problem| log::info!("containers: {problem}"));
@@ -614,7 +614,7 @@ mod tests {
         health.expect_within(Duration::from_secs(1000), "follow the containers");
         let not_ready = format!("container runtime is not ready: {} is not there", crun.display());
         assert_eq!(health.report(), Runtime::NotReady(not_ready.clone()), "a package may be replaced");
-        *lock(&health.missing_since) = Instant::now().checked_sub(LATE);
+        *locked(&health.missing_since) = Instant::now().checked_sub(LATE);
         let missing = format!("no container can start: {} is not there", crun.display());
         assert_eq!(health.report(), Runtime::Missing(missing));
         std::fs::write(&crun, "").unwrap();

@@ -6,8 +6,8 @@
 
 use super::containers::RuntimeHealth;
 use super::quota::Quota;
+use crate::locks::locked;
 use crate::net::known_server::KnownServer;
-use crate::perform::thread;
 use crate::workloads::network::Plugins;
 use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
 use kedge_core::pods::{DesiredFile, DesiredFound, PodEvent};
@@ -81,11 +81,11 @@ struct Health {
 
 impl DiskHealth {
     fn set_busy(&self, is_busy: bool) {
-        thread::lock(&self.0).busy = is_busy.then(Instant::now);
+        locked(&self.0).busy = is_busy.then(Instant::now);
     }
 
     fn note_write(&self, path: &str, done: &Result<(), String>) {
-        let mut health = thread::lock(&self.0);
+        let mut health = locked(&self.0);
         health.problem = done.as_ref().err().map(|why| format!("write {path}: {why}"));
         if done.is_ok() {
             health.last_write = Some(Instant::now());
@@ -94,7 +94,7 @@ impl DiskHealth {
 
     /// Never blocks.
     pub(crate) fn report(&self) -> Value {
-        let health = thread::lock(&self.0);
+        let health = locked(&self.0);
         let age = |at: Option<Instant>| at.map(|at| at.elapsed().as_secs());
         json!({
             "busySeconds": age(health.busy),

@@ -7,9 +7,9 @@
 //! (`images`), every decision (core).
 
 use crate::images::{Options as PullerOptions, Puller, Store};
+use crate::locks::locked;
 use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::{Cancel, WallClock};
-use crate::perform::thread::lock;
 use kedge_core::Event;
 use kedge_core::images::collect::Ages;
 use kedge_core::images::settings::Registries;
@@ -126,20 +126,20 @@ impl PullQueue {
 
     /// Core orders one for each container at a time, so there are at most as many as containers.
     pub(super) fn put(&self, order: ImageOrder) {
-        lock(&self.orders).waiting.push_back(order);
+        locked(&self.orders).waiting.push_back(order);
         self.changed.notify_all();
     }
 
     /// The same for a preloaded image. True if the caller has to start [`Pulls::run_preloaded`].
     pub(super) fn put_preloaded(&self, order: ImageOrder) -> bool {
-        let mut orders = lock(&self.orders);
+        let mut orders = locked(&self.orders);
         orders.preloaded.push_back(order);
         !std::mem::replace(&mut orders.has_unpacker, true)
     }
 
     /// The thread could not be started: its orders wait with the others.
     pub(super) fn without_unpacker(&self) {
-        let mut orders = lock(&self.orders);
+        let mut orders = locked(&self.orders);
         orders.has_unpacker = false;
         let preloaded = std::mem::take(&mut orders.preloaded);
         orders.waiting.extend(preloaded);
@@ -148,7 +148,7 @@ impl PullQueue {
 
     /// The next preloaded image; `None` if there is none now, and the calling thread ends.
     fn next_preloaded(&self) -> Option<Pulling> {
-        let mut orders = lock(&self.orders);
+        let mut orders = locked(&self.orders);
         let next = if orders.is_closed { None } else { orders.preloaded.pop_front() };
         orders.has_unpacker = next.is_some();
         next.map(|order| orders.begin(order))
@@ -156,13 +156,13 @@ impl PullQueue {
 
     /// Core orders one at a time.
     pub(super) fn collect(&self, thresholds: Thresholds) {
-        lock(&self.orders).collection = Some(thresholds);
+        locked(&self.orders).collection = Some(thresholds);
         self.changed.notify_all();
     }
 
     /// Drops the orders for this pod, without an answer.
     pub(super) fn forget(&self, pod: &PodUid) {
-        let mut orders = lock(&self.orders);
+        let mut orders = locked(&self.orders);
         orders.waiting.retain(|order| order.pod != *pod);
         orders.preloaded.retain(|order| order.pod != *pod);
         orders.current.iter().filter(|(_, of, _)| of == pod).for_each(|(_, _, cancel)| cancel.cancel());
@@ -170,7 +170,7 @@ impl PullQueue {
 
     /// Ends the queue: there will be no other job, and nobody waits for those under way.
     pub(super) fn close(&self) {
-        let mut orders = lock(&self.orders);
+        let mut orders = locked(&self.orders);
         orders.is_closed = true;
         orders.current.iter().for_each(|(_, _, cancel)| cancel.cancel());
         self.changed.notify_all();
@@ -179,7 +179,7 @@ impl PullQueue {
     /// Waits for the next job; `None` if there will be no other.
     fn next(&self) -> Option<Job> {
         give_back_stack();
-        let mut orders = lock(&self.orders);
+        let mut orders = locked(&self.orders);
         while !orders.is_closed {
             let pause = match orders.next(self.began.elapsed()) {
                 Ok(job) => return Some(job),
@@ -192,7 +192,7 @@ impl PullQueue {
     }
 
     fn ended(&self, number: u64) {
-        lock(&self.orders).current.retain(|(other, _, _)| *other != number);
+        locked(&self.orders).current.retain(|(other, _, _)| *other != number);
     }
 }
 
@@ -239,7 +239,7 @@ impl Pulls {
     }
 
     fn opened(&self, cancel: &Cancel) -> Result<(Store, Puller), String> {
-        let mut opened = lock(&self.opened);
+        let mut opened = locked(&self.opened);
         if opened.is_none() {
             *opened = Some(self.place.open()?);
         }
@@ -249,7 +249,7 @@ impl Pulls {
 
     fn collect(&self, thresholds: &Thresholds, now: Duration) -> Result<Collected, String> {
         let (store, _) = self.opened(&Cancel::new())?;
-        store.collect(&mut lock(&self.ages), thresholds, now).map_err(|error| error.to_string())
+        store.collect(&mut locked(&self.ages), thresholds, now).map_err(|error| error.to_string())
     }
 
     fn pull(&self, pulling: &Pulling) {
@@ -330,7 +330,7 @@ mod tests {
     fn pulls_begin_no_faster_than_configured() {
         let queue = queue(1, 2);
         (0..3).for_each(|_| put(&queue, "u-1"));
-        let mut orders = lock(&queue.orders);
+        let mut orders = locked(&queue.orders);
         let mut begins = |secs| matches!(orders.next(Duration::from_secs(secs)), Ok(Job::Pull(_)));
         assert_eq!([begins(0), begins(0), begins(0)], [true, true, false], "the burst");
         assert!(begins(1), "and one a second");
@@ -354,7 +354,7 @@ mod tests {
         assert!(queue.put_preloaded(order("u-5")), "the one before has ended");
         queue.without_unpacker();
         assert!(queue.next_preloaded().is_none(), "it waits with the others");
-        assert_eq!(lock(&queue.orders).waiting.len(), 1);
+        assert_eq!(locked(&queue.orders).waiting.len(), 1);
         queue.put_preloaded(order("u-6"));
         queue.close();
         assert!(queue.next_preloaded().is_none(), "an agent that stops wants none");

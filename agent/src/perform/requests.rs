@@ -7,6 +7,7 @@
 
 use crate::errors::chain;
 use crate::faults::Faults;
+use crate::locks::locked;
 use crate::net::client::{
     Api, Client, MERGE_PATCH, METADATA_UNREAD, Request as HttpRequest, STRATEGIC_MERGE_PATCH,
 };
@@ -15,7 +16,7 @@ use crate::net::error::NetError;
 use crate::net::outcomes::Warned;
 use crate::net::transport::WallClock;
 use crate::node_name;
-use crate::perform::thread::{NETWORK_TURN, RENEW, lock, spawn};
+use crate::perform::thread::{NETWORK_TURN, RENEW, spawn};
 use crate::queue::{Receiver, RecvTimeoutError, sync_channel};
 use kedge_api as api;
 use kedge_core::pods::{ObjectKind, ObjectName, PodAsk};
@@ -105,7 +106,7 @@ impl ApiServer {
 
     /// The server's part of `kedge status --output json`. Never blocks.
     pub(crate) fn for_status(&self) -> Value {
-        let shown = lock(&self.shown);
+        let shown = locked(&self.shown);
         let kubeconfig = self.kubeconfig.as_ref().map(|path| path.display().to_string());
         let mut report = shown.api.as_ref().map_or_else(|| json!({}), |api| api.outcomes().report());
         report["credentialNode"] = json!(shown.api.as_ref().and_then(|api| api.node()));
@@ -119,12 +120,12 @@ impl ApiServer {
     pub(crate) fn api(&self) -> Result<Arc<Api>, String> {
         let opened = self.opened();
         let (api, problem) = (opened.as_ref().ok().cloned(), opened.as_ref().err().cloned());
-        *lock(&self.shown) = Shown { api, problem };
+        *locked(&self.shown) = Shown { api, problem };
         opened
     }
 
     fn opened(&self) -> Result<Arc<Api>, String> {
-        let mut api = lock(&self.api);
+        let mut api = locked(&self.api);
         let kubeconfig = self
             .kubeconfig
             .as_ref()
@@ -424,20 +425,20 @@ impl Shortness {
 
 impl Forms {
     fn learn(&self, server: u64, is_hub: bool) {
-        let mut forms = lock(&self.0);
+        let mut forms = locked(&self.0);
         let plain = forms.plain.min(1);
         *forms = Shortness { known: Some((server, is_hub)), misses: 0, plain, ..*forms };
     }
 
     fn takes_time_alone(&self, server: u64) -> bool {
-        let forms = lock(&self.0);
+        let forms = locked(&self.0);
         !forms.is_plain_next() && forms.offered == Some(server)
     }
 
     /// The request in its form, with the smallest answer that its server gives. Our hub understands one short
     /// header.
     fn of_renewal(&self, server: u64, request: HttpRequest) -> (HttpRequest, Form) {
-        let forms = lock(&self.0);
+        let forms = locked(&self.0);
         if forms.is_plain_next() {
             return (request, Form::Plain);
         }
@@ -451,14 +452,14 @@ impl Forms {
     }
 
     fn unanswered(&self) {
-        let mut forms = lock(&self.0);
+        let mut forms = locked(&self.0);
         forms.unanswered = forms.unanswered.wrapping_add(1);
     }
 
     /// `offers`: the answer offers to accept a time alone. A server that refuses the type, such as an older
     /// hub, has to offer it again.
     fn answered(&self, server: u64, form: Form, answer: &Answer, offers: bool) {
-        let mut forms = lock(&self.0);
+        let mut forms = locked(&self.0);
         forms.unanswered = 0;
         if offers {
             forms.offered = Some(server);

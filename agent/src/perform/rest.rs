@@ -6,7 +6,7 @@
 //! again; requesting rest never blocks. Leaves to others: how long to wait for a loop, and the consequence if
 //! it does not rest in time (`run`, core).
 
-use crate::perform::thread::lock;
+use crate::locks::locked;
 use std::sync::{Condvar, Mutex};
 
 /// A loop's rest.
@@ -36,15 +36,15 @@ impl Rest {
 
     /// Waits for an order by `wait`; the loop counts as resting meanwhile.
     pub(crate) fn during<T>(&self, wait: impl FnOnce() -> T) -> T {
-        lock(&self.state).rests = true;
+        locked(&self.state).rests = true;
         let waited = wait();
-        lock(&self.state).rests = false;
+        locked(&self.state).rests = false;
         waited
     }
 
     /// Rests for as long as rest is wanted. False if the loop is to end.
     pub(crate) fn work_is_wanted(&self) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = locked(&self.state);
         state.rests = true;
         while state.wanted == Wanted::Rest {
             state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -57,7 +57,7 @@ impl Rest {
     // loop's side
 
     fn want(&self, wanted: Wanted) {
-        lock(&self.state).wanted = wanted;
+        locked(&self.state).wanted = wanted;
         self.changed.notify_all();
     }
 
@@ -67,7 +67,7 @@ impl Rest {
     }
 
     pub(crate) fn rests(&self) -> bool {
-        lock(&self.state).rests
+        locked(&self.state).rests
     }
 
     /// The loop works again.

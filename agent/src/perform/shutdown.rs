@@ -6,7 +6,7 @@
 //! a shutdown that began or was cancelled meanwhile is noticed then. No watchdog waits for this thread.
 //! Leaves to others: which pods end when (core).
 
-use crate::perform::thread::lock;
+use crate::locks::locked;
 use kedge_core::Event;
 use kedge_core::pods::PodEvent;
 use kedge_platform::linux::logind::{Delay, Logind};
@@ -55,7 +55,7 @@ impl Shutdown {
 
     /// Lets the machine stop.
     pub(crate) fn let_go(&self) {
-        drop(lock(&self.0).take());
+        drop(locked(&self.0).take());
     }
 
     fn run(&self, places: &Places, needed: Duration, events: &Sender<Event>) {
@@ -103,7 +103,7 @@ impl Shutdown {
         loop {
             if !is_stopping {
                 let delay = logind.delay("kedge", "Pods end before the machine stops")?;
-                *lock(&self.0) = Some(delay);
+                *locked(&self.0) = Some(delay);
                 *has_held = true;
             }
             is_stopping = logind.wait()?;

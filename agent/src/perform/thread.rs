@@ -1,7 +1,6 @@
-//! Starts and ends the threads of loops, and lets loops share a value.
+//! Starts and ends the threads of loops.
 
 use crate::net::transport;
-use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,10 +10,6 @@ pub(crate) const NETWORK_TURN: Duration = Duration::from_secs(60);
 
 /// The stream of renewals. Without watches its connection is the only one that is kept.
 pub(crate) const RENEW: &str = "renew";
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
 
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.into()).stack_size(transport::STACK_BYTES).spawn(body)

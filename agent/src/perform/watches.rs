@@ -7,11 +7,11 @@
 //! a watch (`net::watch`).
 
 use super::requests::{ApiServer, REQUEST_DEADLINE};
+use crate::locks::locked;
 use crate::net::client::Client;
 use crate::net::error::NetError;
 use crate::net::transport::Cancel;
 use crate::net::watch::{self, WatchEvent, WatchFrom, WatchLimits};
-use crate::perform::thread::lock;
 use kedge_api as api;
 use kedge_core::pods::{self, Shares};
 use kedge_core::{Collection, Event, Listing, ObjectVersion, WatchEnd, WatchFailure, WatchOrder};
@@ -59,7 +59,7 @@ struct RoundState {
 
 impl LatestRound {
     pub(crate) fn set(&self, round: Option<Round>) {
-        let mut state = lock(&self.state);
+        let mut state = locked(&self.state);
         state.next = round;
         state.change += 1;
         if let Some(cancel) = state.cancel.take() {
@@ -71,7 +71,7 @@ impl LatestRound {
     /// Waits for an order; returns it with its number.
     fn next(&self) -> (u64, Round) {
         give_back_stack();
-        let mut state = lock(&self.state);
+        let mut state = locked(&self.state);
         loop {
             if let Some(round) = state.next.take() {
                 return (state.change, round);
@@ -82,7 +82,7 @@ impl LatestRound {
 
     /// From now on a later order ends the round by `cancel`. False if a later order has arrived already.
     fn begin(&self, change: u64, cancel: Cancel) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = locked(&self.state);
         let is_latest = state.change == change;
         state.cancel = is_latest.then_some(cancel);
         is_latest
@@ -90,13 +90,13 @@ impl LatestRound {
 
     /// Marks the round's end. True if no later order arrived, so that its end counts.
     fn end(&self, change: u64) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = locked(&self.state);
         state.cancel = None;
         state.change == change
     }
 
     fn is_latest(&self, change: u64) -> bool {
-        lock(&self.state).change == change
+        locked(&self.state).change == change
     }
 }
 

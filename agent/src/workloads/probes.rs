@@ -11,6 +11,7 @@ mod http;
 mod stream;
 
 use crate::beside::beside;
+use crate::locks::locked;
 use crate::workloads::id_of;
 use crate::workloads::probes::stream::OUTPUT_BYTES;
 use kedge_core::Event;
@@ -21,7 +22,7 @@ use kedge_core::sorted::SortedMap;
 use kedge_platform::workloads::{Exec, ExecEnd, LeftProgram, Settings};
 use std::convert::Infallible;
 use std::os::fd::AsFd as _;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use stream::Stream;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -222,10 +223,6 @@ impl Probes {
         let made = stream::unverified_tls().map_err(|error| format!("no TLS: {error}"))?;
         Ok(self.0.tls.get_or_init(|| made).clone())
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Why a program of a probe is not started.
