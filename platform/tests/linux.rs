@@ -53,7 +53,9 @@ impl SmallDisk {
         match mounted {
             Ok(status) if status.success() => Some(Self(scratch)),
             other => {
-                eprintln!("SKIPPED: a full disk needs a small tmpfs, and mount says {other:?} (not root?)");
+                kedge_rig::power_cut::print_past_test_runner(&format!(
+                    "SKIPPED: a full disk needs a small tmpfs, and mount says {other:?} (not root?)"
+                ));
                 None
             }
         }

@@ -15,9 +15,10 @@ fn no_cut_of_ext4_loses_what_was_acknowledged() {
 /// Under a package on somebody else's device nobody repairs the file system before the mount.
 #[test]
 fn no_cut_of_unrepaired_ext4_loses_what_was_acknowledged() {
-    if is_full() {
-        explore(&EXT4, 3, Length::Whole);
+    if !is_full() {
+        return print_past_test_runner("SKIPPED: ext4 without repair is cut with KEDGE_CRASH_FULL=1 only");
     }
+    explore(&EXT4, 3, Length::Whole);
 }
 
 #[test]

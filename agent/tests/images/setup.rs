@@ -204,7 +204,7 @@ fn is_root() -> bool {
     let is_root = ids.split_whitespace().nth(1) == Some("0");
     if !is_root {
         assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI runs these tests as root");
-        eprintln!("skipped: unpacking layers needs root");
+        kedge_rig::power_cut::print_past_test_runner("SKIPPED: unpacking layers needs root");
     }
     is_root
 }

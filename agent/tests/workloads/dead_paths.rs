@@ -44,7 +44,7 @@ pub(crate) fn dead_disk(at: &Path) -> Option<DeadDisk> {
     let disk = DeadDisk::mount(at);
     assert!(disk.is_some() || std::env::var_os("CI").is_none(), "no FUSE on this machine");
     if disk.is_none() {
-        eprintln!("skipped: no FUSE on this machine");
+        kedge_rig::power_cut::print_past_test_runner("SKIPPED: no FUSE on this machine");
     }
     disk
 }

@@ -101,7 +101,7 @@ fn assert_others_go_on(setup: &Setup, is_done: impl Fn(&str) -> bool) {
 fn full_disk_ends_the_greedy_pod_alone() {
     if !has_loop_devices() {
         assert!(std::env::var_os("CI").is_none(), "no loop devices, or no mkfs.ext4");
-        eprintln!("skipped: no loop devices, or no mkfs.ext4");
+        kedge_rig::power_cut::print_past_test_runner("SKIPPED: no loop devices, or no mkfs.ext4");
         return;
     }
     isolated_network("pressure::full_disk_ends_the_greedy_pod_alone", || {
@@ -279,7 +279,7 @@ fn signal(pid: i32, name: &str) {
 fn eviction_that_is_cut_short_ends_that_pod_alone() {
     if !has_loop_devices() {
         assert!(std::env::var_os("CI").is_none(), "no loop devices, or no mkfs.ext4");
-        eprintln!("skipped: no loop devices, or no mkfs.ext4");
+        kedge_rig::power_cut::print_past_test_runner("SKIPPED: no loop devices, or no mkfs.ext4");
         return;
     }
     isolated_network("pressure::eviction_that_is_cut_short_ends_that_pod_alone", || {
@@ -291,7 +291,7 @@ fn eviction_that_is_cut_short_ends_that_pod_alone() {
 fn eviction_on_a_full_disk_that_is_cut_short_ends_that_pod_alone() {
     if !has_loop_devices() {
         assert!(std::env::var_os("CI").is_none(), "no loop devices, or no mkfs.ext4");
-        eprintln!("skipped: no loop devices, or no mkfs.ext4");
+        kedge_rig::power_cut::print_past_test_runner("SKIPPED: no loop devices, or no mkfs.ext4");
         return;
     }
     isolated_network("pressure::eviction_on_a_full_disk_that_is_cut_short_ends_that_pod_alone", || {
@@ -327,7 +327,9 @@ fn short_of_processes_ends_the_pod_that_has_most() {
         let (most, present) = machine_processes();
         if most - present < 2 * FORKED {
             assert!(std::env::var_os("CI").is_none(), "{present} of {most} processes");
-            eprintln!("skipped: the machine has {present} of {most} processes");
+            kedge_rig::power_cut::print_past_test_runner(&format!(
+                "SKIPPED: the machine has {present} of {most} processes"
+            ));
             return;
         }
         // no threshold counts beyond half of the machine's limit, so the test fakes a lower limit

@@ -103,7 +103,7 @@ fn isolated_in(name: &str, more: &[&str], missing: Option<String>, test: impl Fn
     }
     if let Some(missing) = missing {
         assert!(std::env::var_os("CI").is_none(), "{name}: {missing}");
-        eprintln!("skipped {name}: {missing}");
+        kedge_rig::power_cut::print_past_test_runner(&format!("SKIPPED: {name}: {missing}"));
         return;
     }
     let group = format!("/kedge-test-{}-{}", std::process::id(), name.replace(':', "-"));
