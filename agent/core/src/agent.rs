@@ -648,9 +648,10 @@ impl Actors {
         self.node.offer_registration(self.config.config(), self.heartbeat.facts(), turn);
         if let Some(is_hub) = self.is_hub.filter(|_| self.node.node().is_some()) {
             let status = self.config.config_status();
-            // first the mirror of the status: it is never older than the condition
-            let awaits_mirror = !is_hub && self.node.offer_mirror(json!(status).to_string(), turn);
-            if !awaits_mirror {
+            // first the annotation with `status.config`, so that it is never older than the condition
+            let awaits_annotation =
+                !is_hub && self.node.offer_status_annotation(json!(status).to_string(), turn);
+            if !awaits_annotation {
                 let status = is_hub.then_some(&status);
                 self.heartbeat.offer_status(self.config.config_ok(), status, turn);
             }

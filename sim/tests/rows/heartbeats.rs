@@ -415,13 +415,14 @@ fn status_wiped_by_others_is_sent_again() {
 }
 
 #[test]
-fn overwritten_mirror_is_sent_again_after_a_pause() {
+fn overwritten_status_annotation_is_sent_again_after_a_pause() {
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
     world.run_for(HOUR);
     let annotation = "/metadata/annotations/kedge.dev~1config-status";
-    let mirrored = |world: &World| world.hub.node().and_then(|node| node.pointer(annotation).cloned());
-    let before = mirrored(&world);
+    let status_annotation =
+        |world: &World| world.hub.node().and_then(|node| node.pointer(annotation).cloned());
+    let before = status_annotation(&world);
     assert!(before.is_some());
     world.seen.clear();
     for _ in 0..70 {
@@ -432,11 +433,11 @@ fn overwritten_mirror_is_sent_again_after_a_pause() {
         requests(&world).into_iter().filter(|request| matches!(request, Request::PatchNode(_))).count();
     assert_eq!(sent, 2, "once in half a minute");
     world.run_for(2 * MINUTE);
-    assert_eq!(mirrored(&world), before);
+    assert_eq!(status_annotation(&world), before);
 }
 
 #[test]
-fn node_recreated_unseen_gets_the_mirror_too() {
+fn node_recreated_unseen_gets_the_status_annotation_too() {
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
     world.run_for(HOUR);

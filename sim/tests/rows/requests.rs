@@ -299,22 +299,22 @@ fn status_config_patch_has_only_what_changed() {
     assert_eq!(parts.last(), Some(&json!({"error": null})), "{parts:?}");
 }
 
-fn mirrored(world: &World) -> Option<Value> {
+fn status_annotation(world: &World) -> Option<Value> {
     let node = world.hub.node().expect("there");
     let text = node["metadata"]["annotations"][CONFIG_STATUS_ANNOTATION].as_str()?;
     Some(serde_json::from_str(text).expect("JSON"))
 }
 
 #[test]
-fn refused_mirror_is_sent_again() {
+fn refused_status_annotation_is_sent_again() {
     let mut world = World::with(Flavour::Kubernetes);
     world.launch();
     run_up_to(&mut world, RequestKey::PatchNode);
     world.do_request(Some(refused(500, "InternalError", "no leader")));
     world.turn();
-    assert_eq!(mirrored(&world), None);
+    assert_eq!(status_annotation(&world), None);
     world.run_for(MINUTE);
-    assert_eq!(mirrored(&world), Some(json!({})));
+    assert_eq!(status_annotation(&world), Some(json!({})));
 }
 
 #[test]
@@ -368,12 +368,12 @@ fn slot_is_a_label_and_an_annotation() {
 }
 
 #[test]
-fn refused_label_holds_back_neither_mirror_nor_log() {
+fn refused_label_holds_back_neither_annotation_nor_log() {
     let mut world = World::with(Flavour::Kubernetes);
     world.labels.insert("kubernetes.io/foo".into(), "x".into());
     world.start();
     world.run_for(HOUR);
-    assert_eq!(mirrored(&world), Some(json!({})));
+    assert_eq!(status_annotation(&world), Some(json!({})));
     // once, then every 5 minutes, randomly delayed by up to a quarter
     let tries = asked(&world, RequestKey::PatchLabels);
     assert!((10..=13).contains(&tries), "{tries}");
@@ -389,7 +389,7 @@ fn refused_label_holds_back_neither_mirror_nor_log() {
 }
 
 #[test]
-fn refused_mirror_is_repeated_rarely_unless_it_changes() {
+fn refused_status_annotation_is_repeated_rarely_until_changed() {
     for status in [400, 403, 422] {
         let mut world = World::with(Flavour::Kubernetes);
         world.launch();
@@ -400,14 +400,14 @@ fn refused_mirror_is_repeated_rarely_unless_it_changes() {
         assert_eq!(asked(&world, RequestKey::PatchNode), 0, "{status}");
         world.hub.assign(json!({"neither": "form"}));
         world.turn();
-        assert!(mirrored(&world).is_some_and(|status| status["error"].is_string()), "{status}");
+        assert!(status_annotation(&world).is_some_and(|status| status["error"].is_string()), "{status}");
     }
     let mut world = World::with(Flavour::Kubernetes);
     world.launch();
     run_up_to(&mut world, RequestKey::PatchNode);
     world.do_request(Some(refused(403, "Forbidden", "no")));
     world.run_for(7 * MINUTE);
-    assert_eq!(mirrored(&world), Some(json!({})), "somebody may give it the right");
+    assert_eq!(status_annotation(&world), Some(json!({})), "somebody may give it the right");
 }
 
 /// If a server refuses a node's report or registration, the node tries again every five minutes, and at once
@@ -492,44 +492,45 @@ fn name_too_long_for_a_label_is_still_registered() {
 }
 
 #[test]
-fn mirror_follows_every_change() {
+fn status_annotation_follows_every_change() {
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
     world.run_for(MINUTE);
     for _ in 0..2 {
         world.hub.assign(json!({"neither": "form"}));
         world.turn();
-        assert!(mirrored(&world).is_some_and(|status| status["error"].is_string()));
+        assert!(status_annotation(&world).is_some_and(|status| status["error"].is_string()));
         world.advance(SECOND);
         world.hub.assign(Value::Null);
         world.turn();
-        assert_eq!(mirrored(&world), Some(json!({})));
+        assert_eq!(status_annotation(&world), Some(json!({})));
         world.advance(SECOND);
     }
 }
 
-/// Both places of a status on servers other than our hub: how often the condition and the mirrored status
-/// have changed.
+/// Both places of a status on servers other than our hub: how often the condition and the annotation with the
+/// status have changed.
 #[derive(Default)]
 struct Changes {
     shown: (Option<Value>, Option<Value>),
     condition: usize,
-    mirror: usize,
+    annotation: usize,
 }
 
 impl Changes {
     #[track_caller]
     fn look(&mut self, world: &World) {
-        let shown = (world.hub.condition("ConfigOK").map(|shown| shown["status"].clone()), mirrored(world));
+        let shown =
+            (world.hub.condition("ConfigOK").map(|shown| shown["status"].clone()), status_annotation(world));
         self.condition += usize::from(shown.0 != self.shown.0);
-        self.mirror += usize::from(shown.1 != self.shown.1);
+        self.annotation += usize::from(shown.1 != self.shown.1);
         self.shown = shown;
-        assert!(self.condition <= self.mirror, "the mirrored status is older than the condition");
+        assert!(self.condition <= self.annotation, "the annotation is older than the condition");
     }
 }
 
 #[test]
-fn mirror_is_never_older_than_the_condition() {
+fn status_annotation_is_never_older_than_the_condition() {
     // number of requests that are answered before the watch shows a change
     for pace in 0..4 {
         let mut world = World::with(Flavour::Kubernetes);
@@ -550,10 +551,10 @@ fn mirror_is_never_older_than_the_condition() {
             }
             world.turn();
             changes.look(&world);
-            let has_error = mirrored(&world).is_some_and(|status| status["error"].is_string());
+            let has_error = status_annotation(&world).is_some_and(|status| status["error"].is_string());
             assert_eq!(has_error, !source.is_null(), "no time passed, and it is behind");
         }
-        assert!(changes.mirror >= 9, "{}", changes.mirror);
+        assert!(changes.annotation >= 9, "{}", changes.annotation);
     }
 }
 
@@ -574,7 +575,7 @@ fn let_status_wait(world: &mut World) {
 }
 
 #[test]
-fn status_that_waits_leaves_behind_a_newer_mirror() {
+fn status_that_waits_leaves_behind_a_newer_annotation() {
     let mut world = settled(Flavour::Kubernetes);
     world.hub.assign(json!({"neither": "form"}));
     world.do_watch_node();
@@ -699,7 +700,7 @@ fn nothing_that_waits_is_sent_to_a_deleted_node() {
 }
 
 #[test]
-fn mirror_is_not_sent_on_restart_or_after_it_was_dropped() {
+fn status_annotation_is_not_sent_on_restart_or_once_dropped() {
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
     world.run_for(HOUR);

@@ -10,7 +10,7 @@ use kedge_sim::{NODE, Seen, World, map_event};
 use serde_json::{Value, json};
 
 #[test]
-fn kubernetes_annotations_are_source_and_mirror() {
+fn kubernetes_annotations_are_source_and_status() {
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
     let uid = world.assign("a", &payload(A, ""));
@@ -21,7 +21,7 @@ fn kubernetes_annotations_are_source_and_mirror() {
     assert_eq!(world.state(), "known-good");
     world.check_config_ok("True", &format!("using current (UID: {uid})"), "all checks passed");
     let annotations = &world.hub.node().expect("registered")["metadata"]["annotations"];
-    let text = annotations[CONFIG_STATUS_ANNOTATION].as_str().expect("mirrored");
+    let text = annotations[CONFIG_STATUS_ANNOTATION].as_str().expect("written");
     let status: Value = serde_json::from_str(text).expect("JSON");
     for part in ["assigned", "active", "lastKnownGood"] {
         assert_eq!(status[part]["configMap"]["uid"], json!(uid), "{part}");

@@ -1,5 +1,5 @@
 //! The own Node as an object of the API server: its existence, its creation, its labels, and the annotation
-//! that mirrors `status.config` on servers that drop the field.
+//! that shows `status.config` on servers that drop the field.
 //!
 //! Always holds: only a Node of the own name counts; labels of others stay; before the Node was read, or
 //! while it is unreadable, its absence has no consequences. Our hub keeps the node's own reports out of its
@@ -23,9 +23,9 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The annotation that mirrors `status.config`.
+/// The annotation with the text of `status.config`.
 #[derive(Debug, Clone)]
-struct Mirror {
+struct StatusAnnotation {
     text: String,
     /// The version of the Node that has it, from the server's answer.
     version: Option<u64>,
@@ -120,7 +120,7 @@ pub(crate) struct NodeObject {
     /// The Node as last shown is unreadable: logged once.
     is_unreadable: bool,
     /// `status.config` as it was last put into the outbox, for a server that is not our hub.
-    mirror: Option<Mirror>,
+    annotation: Option<StatusAnnotation>,
     labels: Labels,
 }
 
@@ -142,7 +142,7 @@ impl NodeObject {
             next_read: turn.now.mono,
             wrong_node_logged: false,
             is_unreadable: false,
-            mirror: None,
+            annotation: None,
             labels: Labels::default(),
         }
     }
@@ -159,7 +159,7 @@ impl NodeObject {
     }
 
     pub(crate) fn server_changed(&mut self, turn: &mut Turn) {
-        (self.node, self.is_missing, self.mirror) = (None, false, None);
+        (self.node, self.is_missing, self.annotation) = (None, false, None);
         self.labels = Labels::default();
         (self.next_relist, self.next_read) = (turn.now.mono, turn.now.mono);
         self.versions = Versions::default();
@@ -230,10 +230,10 @@ impl NodeObject {
         self.is_missing = false;
         if self.node().is_some_and(|before| before.metadata.uid != node.metadata.uid) {
             // another Node of that name; the deletion of the one before was not seen
-            self.mirror = None;
+            self.annotation = None;
         }
         self.node = Some(node);
-        self.note_overwritten_mirror(turn);
+        self.note_overwritten_annotation(turn);
         Some(NodeNews::Seen { is_another, is_whole: true })
     }
 
@@ -247,12 +247,12 @@ impl NodeObject {
         };
         self.versions.shown(&metadata.resource_version);
         node.metadata = metadata;
-        self.note_overwritten_mirror(turn);
+        self.note_overwritten_annotation(turn);
         Some(NodeNews::Seen { is_another: false, is_whole: false })
     }
 
     fn gone(&mut self) -> NodeNews {
-        (self.node, self.is_missing, self.mirror) = (None, true, None);
+        (self.node, self.is_missing, self.annotation) = (None, true, None);
         self.labels = Labels::default();
         self.versions = Versions::default();
         NodeNews::Gone
@@ -341,10 +341,10 @@ impl NodeObject {
 
     /// Writes `status.config` as text into the annotation, on a server that drops the field. Returns whether
     /// an older one is still on its way: the present one follows after its answer, and then the condition.
-    pub(crate) fn offer_mirror(&mut self, text: String, turn: &mut Turn) -> bool {
-        let is_done = match (&self.mirror, &self.node) {
+    pub(crate) fn offer_status_annotation(&mut self, text: String, turn: &mut Turn) -> bool {
+        let is_done = match (&self.annotation, &self.node) {
             // until ours is known to be on the server, the annotation there may be the one that it replaces
-            (Some(mirror), _) => mirror.text == text,
+            (Some(annotation), _) => annotation.text == text,
             (None, Some(node)) => node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION) == Some(&text),
             (None, None) => true,
         };
@@ -361,9 +361,9 @@ impl NodeObject {
             && !turn.outbox.is_held(now, &key, &order)
             && turn.outbox.put(now, key, order)
         {
-            self.mirror = Some(Mirror { text, version: None });
+            self.annotation = Some(StatusAnnotation { text, version: None });
             // a waiting status would be sent first, with the present condition: it is offered again after the
-            // mirror
+            // annotation
             turn.outbox.withdraw(&RequestKey::PatchStatus);
         }
         false
@@ -379,10 +379,12 @@ impl NodeObject {
     pub(crate) fn settled(&mut self, key: RequestKey, answer: &Answer, turn: &mut Turn) {
         self.reflector.watching.changed_by_us(turn.now);
         if key == RequestKey::PatchNode {
-            if let Some(mirror) = self.mirror.as_mut().filter(|mirror| mirror.version.is_none()) {
-                mirror.version = version_of(answer).and_then(|version| version.parse().ok());
+            if let Some(annotation) =
+                self.annotation.as_mut().filter(|annotation| annotation.version.is_none())
+            {
+                annotation.version = version_of(answer).and_then(|version| version.parse().ok());
             }
-            self.note_overwritten_mirror(turn);
+            self.note_overwritten_annotation(turn);
         }
     }
 
@@ -395,20 +397,20 @@ impl NodeObject {
 
     pub(crate) fn failed(&mut self, key: RequestKey) {
         if key == RequestKey::PatchNode {
-            self.mirror = None;
+            self.annotation = None;
         }
     }
 
-    /// Notices that somebody overwrote the mirrored status: a late request of an earlier run, or another
+    /// Notices that somebody overwrote the annotation: a late request of an earlier run, or another
     /// client. It is sent again after a pause, so that two writers do not fight in a loop. A version of the
     /// Node older than our write shows the earlier text. A server that drops the annotation does not get it
     /// again.
-    fn note_overwritten_mirror(&mut self, turn: &mut Turn) {
-        let (Some(mirror), Some(node)) = (&self.mirror, &self.node) else { return };
+    fn note_overwritten_annotation(&mut self, turn: &mut Turn) {
+        let (Some(annotation), Some(node)) = (&self.annotation, &self.node) else { return };
         let Some(there) = node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION) else { return };
         let seen: Option<u64> = node.metadata.resource_version.parse().ok();
-        if *there != mirror.text && mirror.version.is_some() && seen > mirror.version {
-            self.mirror = None;
+        if *there != annotation.text && annotation.version.is_some() && seen > annotation.version {
+            self.annotation = None;
             turn.outbox.pause(&RequestKey::PatchNode, turn.now.mono.saturating_add(LONGEST_WAIT));
         }
     }

@@ -70,8 +70,8 @@ impl Simulation {
                 self.invariant_status_never_claims_what_is_not_on_disk(&sent)
             }
             Action::Request(Request::PatchNode(body)) => {
-                let mirrored = text(body, "/metadata/annotations/kedge.dev~1config-status");
-                let status = serde_json::from_str(mirrored).unwrap_or(Value::Null);
+                let annotation = text(body, "/metadata/annotations/kedge.dev~1config-status");
+                let status = serde_json::from_str(annotation).unwrap_or(Value::Null);
                 self.invariant_status_never_claims_what_is_not_on_disk(&status)
             }
             _ => Ok(()),
