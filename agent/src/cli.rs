@@ -414,7 +414,7 @@ fn print_judged(result: &Value) {
         list.into_iter().filter_map(|line| line.as_str().map(str::to_owned)).collect::<Vec<_>>()
     };
     let name = match text(result, "/as") {
-        "push" => format!("{name}, as a push"),
+        "push" => format!("{name}, as if it were pushed"),
         _ => format!("{name} of {}", text(result, "/from")),
     };
     for file in lines("files") {
@@ -483,7 +483,7 @@ fn print_pod(pod: &Value, pulls: &BTreeMap<String, String>) {
     ];
     let waits = pod.get("waits").map(|waits| {
         let since = text(waits, "/since");
-        format!("waits since {since}: {}: {}", text(waits, "/reason"), text(waits, "/message"))
+        format!("waiting since {since}: {}: {}", text(waits, "/reason"), text(waits, "/message"))
     });
     let notes = notes.into_iter().flatten().map(str::to_owned).chain(waits);
     let mut note = notes.collect::<Vec<_>>().join(", ");
@@ -558,9 +558,9 @@ fn said(status: u16, body: &[u8]) -> Result<(), CommandError> {
 fn claim(places: &Places) -> Result<Option<std::fs::File>, CommandError> {
     let root = places.root_dir.display();
     match linux::claim(&places.root_dir) {
-        Ok(None) => {
-            Err(failed(format_args!("an agent runs on {root} and listens elsewhere: name its --run-dir")))
-        }
+        Ok(None) => Err(failed(format_args!(
+            "an agent is running with --root-dir {root} and another run directory: pass its --run-dir"
+        ))),
         Ok(claim) => Ok(claim),
         Err(error) => Err(failed(format_args!(
             "cannot create or open root directory {root}: {error}; nothing was changed"

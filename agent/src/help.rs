@@ -10,7 +10,7 @@ use kedge_core::kubelet::schema::distance;
 pub(crate) type Page = &'static [&'static str];
 
 /// Commands by their first word, and the page of each.
-const PAGES: [(&str, Page); 21] = [
+const PAGES: [(&str, Page); 22] = [
     ("agent", &[AGENT]),
     ("status", &[STATUS, PLACES, OUTPUT]),
     ("doctor", &[DOCTOR, SERVICE, PLACES, OUTPUT]),
@@ -30,6 +30,7 @@ const PAGES: [(&str, Page); 21] = [
     ("kubelet-port", &[INTERNALS]),
     ("shim", &[INTERNALS]),
     ("pause", &[INTERNALS]),
+    ("look", &[INTERNALS]),
     ("unpack", &[INTERNALS]),
     ("help", &[HELP]),
 ];
@@ -62,13 +63,13 @@ Usage: kedge COMMAND [FLAGS]        kedge COMMAND --help: what it does, and its 
   doctor             look at this node, what its pods need, and each step of the way to the API server, and say what
                      to do; exit code 1 if something fails
   config             show, check, forgive or reset the configuration: what runs, and which layer set each field
-  pods               list the pods of this node, or let those end that another Node left here
+  pods               list the pods of this node, or end pods left behind by another Node
   logs, exec, attach
                      of a container, as kubectl has them, without any server
   images             list, pull, import and remove the images of this node
   slot               on a disk image: show the slots, write an update
   version            print the version
-  help internals     the commands that units, hooks and the agent itself give
+  help internals     the commands that units, hooks and the agent itself run
 ";
 
 const PLACES: &str = "
@@ -84,10 +85,10 @@ const OUTPUT: &str = "\
 
 const SERVICE: &str = "
 \
-Which agent is meant: the one that kedge.service runs, with KEDGE_FLAGS of
+Flags are those of kedge.service; flags of kedge agent (kedge agent --help) given here take precedence:
   --environment-file FILE
-                     (default /etc/default/kedge; \"\" for none); every flag of kedge agent (kedge agent --help) that is
-                     given here wins, such as --kubeconfig, --hostname-override, --crun, --cgroup-root,
+                     the file with KEDGE_FLAGS of kedge.service (default /etc/default/kedge; \"\" for none)
+  --FLAG VALUE       any flag of kedge agent, such as --kubeconfig, --hostname-override, --crun, --cgroup-root,
                      --preloaded-images, --dynamic-config-dir. With one of --config, --config-dir and
                      --init-config-dir that local configuration counts, and no running agent's
 ";
@@ -112,8 +113,8 @@ const PODS: &str = "\
 Usage: kedge pods [FLAGS]
        kedge pods release [NAMESPACE/NAME] [FLAGS]
 
-Lists the pods of this node with their containers, and why one waits. release lets pods end that another Node left here:
-all, or one.
+Lists the pods of this node with their containers, and why one waits. release ends pods left behind by another
+Node: all of them, or one.
 ";
 
 const SLOT: &str = "\
@@ -134,7 +135,7 @@ Usage: kedge version [FLAGS]
 ";
 
 const INTERNALS: &str = "\
-Commands that units, hooks and the agent itself give:
+Commands that units, hooks and the agent itself run:
 
   record-exit        for ExecStopPost= of kedge.service: record how the agent ended (kedge record-exit --help)
   slot health        for kedge-health.service: wait until this boot is good; exit code 1 if it is not
@@ -143,8 +144,8 @@ Commands that units, hooks and the agent itself give:
                      for udev: exit code 0 if the root is on the disk of this name (sda)
   state open         before systemd: check, repair or make the state partition, and mount it on /var
   provision          for kedge-provision.service: install the identity that was handed over
-  session, kubelet-port, shim, pause, unpack
-                     for the hub's calls, the kubelet's port, containers and images (docs/pods.md)
+  session, kubelet-port, shim, pause, look, unpack
+                     for the hub's calls, the kubelet's port, containers, paths that may hang, images (docs/pods.md)
 ";
 
 const AGENT: &str = "\
@@ -286,7 +287,7 @@ mod tests {
             assert!(own.starts_with(&format!("Usage: kedge {name}")), "{name}: {own}");
             assert!(HELP.contains(name), "{name} is missing in the list");
         }
-        for name in ["shim", "pause", "unpack", "session", "kubelet-port", "provision", "state"] {
+        for name in ["shim", "pause", "look", "unpack", "session", "kubelet-port", "provision", "state"] {
             assert_eq!(page(&[name]), [INTERNALS]);
             assert!(!HELP.contains(&format!("\n  {name} ")), "{name} is nothing that people give");
         }

@@ -43,14 +43,16 @@ Commands:
   serve            run the hub; prints its address, its CA and its kubeconfig once it is ready
   node-kubeconfig  make a kubeconfig with new credentials for the node NAME, and print it or write it to --out; the hub
                    may be running; a node that is revoked gets none
-  node list        print the nodes: state, expiry of their certificate, last contact; the hub must be running, as for
-                   the next two
-  node revoke      refuse all credentials of the node NAME from now on, end its connections, sign it no certificate
-  node readmit     let the node NAME return with new credentials; those of before stay refused
-  rollout          print how the update of the DaemonSet NAME goes on each node, and why; the hub must be running
+  node list        print the nodes: state, expiry of their certificate, last contact; the hub must be
+                   running
+  node revoke      refuse all credentials of the node NAME from now on, end its connections, sign it no certificate;
+                   the hub must be running
+  node readmit     let the node NAME return with new credentials; those of before stay refused; the hub must be
+                   running
+  rollout          print the state of the DaemonSet NAME's update on each node, with reasons; the hub must be running
   backup           copy everything, including the authority's key, into a new FILE; the hub may be running
-  restore          replace the directory's state with a backup; the hub must be stopped; whom the directory denies, stays
-                   denied
+  restore          replace the directory's state with a backup; the hub must be stopped; revoked nodes and
+                   users stay revoked
 
 Flags:
   --data-dir DIR            all state of the hub: store, keys, admin.kubeconfig [/var/lib/kedge-hub]
@@ -66,10 +68,10 @@ Flags:
   --output FORMAT           of node and rollout: table or json [table]
   --out FILE                of node-kubeconfig: write it there, readable by its owner alone, instead of printing it
   --reason TEXT             of node revoke: why, for others to read
-  --force                   of node revoke: also a name that this hub has never had to do with
-  --empty                   of restore: begin anew with no objects, if no backup is left; versions go on, and whom the
-                            directory denies, stays denied
-  --same-credentials        of node readmit: the old credentials are good again; only if nobody else can have them
+  --force                   of node revoke: also a name that this hub does not know
+  --empty                   of restore: begin anew with no objects, if no backup is left; versions go on, and
+                            revoked nodes and users stay revoked
+  --same-credentials        of node readmit: accept the old credentials again; use it only if nobody else can have them
   -n, --namespace NAME      of rollout: the namespace of the DaemonSet [default]
   --watch                   of rollout: print again at each change, until the update is complete (status 0: each pod has
                             been available for kedge.dev/complete-after), stopped or followed by another one (status 1)

@@ -151,7 +151,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     log::info!("kedge-hub listens on {address}");
     // from here on connections wait in the backlog, so the announced address works already
     if let Err(error) = print(&format!("listening: {listening}\nca: {ca}\nkubeconfig: {kubeconfig}\n")) {
-        log::warn!("{error}; listening: {listening}");
+        log::warn!("the addresses were not printed ({error}); the hub listens on {listening}");
     }
     let supervisor = Arc::new(NotifySocket::from_environment());
     supervisor.ready();

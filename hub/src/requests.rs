@@ -234,7 +234,7 @@ fn write_failed(error: WriteError, kind: &'static Kind, name: &str) -> ApiError 
         // without Retry-After: the write may have been made, and a client that retries by itself would make
         // it twice
         WriteError::Uncertain(why) => ApiError::internal(format!(
-            "the change may or may not have been made, read the object before you try again: {why}"
+            "the change may or may not have been made ({why}); read the object before you try again"
         )),
         WriteError::TakenBack => ApiError::timeout("the disk is slow: the change was not made"),
         WriteError::Busy => {

@@ -221,7 +221,8 @@ impl Reflector {
         }
         let is_first = !std::mem::replace(&mut self.is_too_much, true);
         let why = format!(
-            "the API server shows {objects} objects of {bytes} bytes, expected at most {most} of {largest}"
+            "the API server sent {objects} objects with {bytes} bytes in all, expected at most {most} objects and \
+             {largest} bytes"
         );
         Some(Shown::TooMuch { why, is_first })
     }

@@ -53,7 +53,7 @@ fn config(options: &AgentOptions) -> Vec<Finding> {
     vec![match judged {
         Ok(effective) if !effective.held.is_empty() => {
             let held: Vec<String> = effective.held.iter().map(ToString::to_string).collect();
-            let advice = "correct it: the agent starts, but not with what is written there";
+            let advice = "correct it: the agent starts, but with the nearest allowed value";
             Finding::warn("config", format!("{}, {of}", held.join("; ")), advice)
         }
         Ok(_) => Finding::ok("config", format!("the local configuration is valid, {of}")),

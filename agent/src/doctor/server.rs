@@ -284,8 +284,8 @@ fn version(client: &Client, tell: Tell<'_>) -> Option<bool> {
             Some(false)
         }
         Err(error @ NetError::Unauthorized { .. }) => {
-            let advice = "the credentials have ended, are another server's, or were revoked (then kedge-hub node readmit NODE first): make the \
-                 kubeconfig anew";
+            let advice = "the credentials have expired, are for another server, or were revoked: make a new kubeconfig (if revoked, \
+                 first run kedge-hub node readmit NODE)";
             tell(vec![Finding::fail("request", error.to_string(), advice)]);
             None
         }

@@ -97,7 +97,7 @@ impl Upgrade {
                 Ok(Self::Spdy)
             } else {
                 Err(format!(
-                    "unable to upgrade: over SPDY/3.1 this node serves {}, which the request does not offer",
+                    "unable to upgrade: over SPDY/3.1 this node supports only {}, which the request does not offer",
                     spdy_remote::PROTOCOL
                 ))
             };

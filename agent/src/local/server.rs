@@ -140,8 +140,9 @@ impl Listener {
         fs::set_permissions(&beside, fs::Permissions::from_mode(0o600))
             .map_err(|source| failed("set the mode of socket", &beside, source))?;
         // a new file belongs to its user: a portable way to find our own user
-        let own_uid =
-            fs::metadata(&beside).map_err(|source| failed("look at socket", &beside, source))?.uid();
+        let own_uid = fs::metadata(&beside)
+            .map_err(|source| failed("read the metadata of socket", &beside, source))?
+            .uid();
         listener.set_nonblocking(true).map_err(|source| failed("set up socket", &beside, source))?;
         let listener =
             UnixListener::from_std(listener).map_err(|source| failed("set up socket", &beside, source))?;
@@ -189,9 +190,10 @@ fn is_answered(path: &Path) -> Result<bool, ListenError> {
     match std_unix::UnixStream::connect(path) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
-        Err(source) => {
-            Err(ListenError::Failed { tried: format!("ask who listens on {}", path.display()), source })
-        }
+        Err(source) => Err(ListenError::Failed {
+            tried: format!("connect to {}, to see whether an agent listens there", path.display()),
+            source,
+        }),
     }
 }
 

@@ -124,7 +124,7 @@ impl fmt::Display for OpenError {
             Self::Kubeconfig(error) => error.fmt(f),
             Self::Identity { path, .. } => write!(f, "kubeconfig {}: certificates or key", path.display()),
             Self::Proxy { message } => write!(f, "HTTPS_PROXY: {message}"),
-            Self::Thread { .. } => f.write_str("start a thread that reads the kubeconfig"),
+            Self::Thread { .. } => f.write_str("cannot start a thread that reads the kubeconfig"),
         }
     }
 }

@@ -216,7 +216,7 @@ impl DiskLoop {
             return Err(why.clone());
         }
         if let Some(why) = content.and_then(|content| self.quota.refusal(path, content.len())) {
-            return Err(format!("cannot write {path}: {why}; the file stays as it was"));
+            return Err(format!("cannot write {path}: {why}; the file is unchanged"));
         }
         // pods must not use the room that is reserved for the configuration's verdicts
         let done = match content {

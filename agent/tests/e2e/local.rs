@@ -131,7 +131,7 @@ fn config_check_needs_no_hub() {
     let (code, out, complaint) = judge(&["--key", "good", &manifest]);
     assert_eq!(code, Some(0), "{out}{complaint}");
     assert!(out.contains(&format!("# config file {good}")) && out.contains("the service's flags"), "{out}");
-    assert!(out.contains(&format!("{manifest}, as a push: valid")), "{out}");
+    assert!(out.contains(&format!("{manifest}, as if it were pushed: valid")), "{out}");
     let (code, out, _) = judge(&["--key", "bad", &manifest]);
     assert_eq!(code, Some(1), "{out}");
     assert!(out.contains("ConfigMap edge, key bad") && out.contains("maxPods"), "{out}");

@@ -223,7 +223,7 @@ impl Begins<'_> {
             log.record_durably(Class::of(caller, context.act.is_read(), 0), &entry)
         };
         let Ok(written) = recorded else {
-            let why = "this caller has used up its part of the audit log, please try again later";
+            let why = "this client has used up its share of the audit log, please try again later";
             return Err(ApiError::too_many_requests(refused(why)));
         };
         match tokio::time::timeout(DURABLE, written).await {

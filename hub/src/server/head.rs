@@ -2,9 +2,9 @@
 //! improper client.
 //!
 //! Always holds: a request that a proxy in front of the hub might read as two requests, or as one for another
-//! host, is refused: bare line feeds, folded lines, no `Host` or two, two lengths. The library is given
-//! exactly one request at a time. Pure. Left to others: the request line, the names and values of headers
-//! (the library).
+//! host, is refused: bare line feeds, folded lines, no `Host` or two, two `Content-Length`s. The library is
+//! given exactly one request at a time. Pure. Left to others: the request line, the names and values of
+//! headers (the library).
 
 use kedge_hub_core::api_error::ApiError;
 
@@ -69,7 +69,7 @@ fn body(head: &[u8]) -> Result<Option<usize>, ApiError> {
             hosts += 1;
         } else if name.eq_ignore_ascii_case(b"content-length") {
             if length.replace(number(value)).is_some() {
-                return refused("two lengths");
+                return refused("more than one Content-Length");
             }
         } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
             chunks = true;
@@ -83,9 +83,9 @@ fn body(head: &[u8]) -> Result<Option<usize>, ApiError> {
     match (length, chunks) {
         (None, true) => Ok(None),
         (None, false) => Ok(Some(0)),
-        (Some(_), true) => refused("a length and chunks"),
+        (Some(_), true) => refused("both Content-Length and Transfer-Encoding"),
         (Some(Some(length)), false) => Ok(Some(length)),
-        (Some(None), false) => refused("a length that is not a number"),
+        (Some(None), false) => refused("a Content-Length that is not a number"),
     }
 }
 

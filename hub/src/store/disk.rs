@@ -96,7 +96,7 @@ impl DiskStore {
         let open = || Sqlite::open_locked(lock.clone(), directory, pages);
         let (mut opened, mut short) = (open(), None);
         if let Err(error @ OpenError::Damaged(..)) = &opened {
-            log::error!("{error}; looking once more");
+            log::error!("{error}; trying to open it once more");
             opened = open();
         }
         if let Err(error) = &opened
@@ -162,9 +162,9 @@ fn check_not_lost(directory: &Path, marker: &Marker) -> Result<(), OpenError> {
     let what = match std::fs::metadata(&path) {
         Ok(file) if file.len() > 0 => return Ok(()),
         Ok(file) if !file.is_file() => return Ok(()),
-        Ok(_) => "is empty (0 bytes), and a hub has kept objects in it",
+        Ok(_) => "is empty (0 bytes), although a hub had stored objects in it",
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            "is missing, and a hub has kept objects in it"
+            "is missing, although a hub had stored objects in it"
         }
         // opening it will report the error
         Err(_) => return Ok(()),

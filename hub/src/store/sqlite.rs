@@ -275,7 +275,7 @@ impl Sqlite {
     fn limit_to(&self, pages: i64) -> Result<(), StoreError> {
         self.connection
             .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
-            .map_err(|error| failed("set max_page_count on", &self.path, &error))
+            .map_err(|error| failed("set the size limit (max_page_count) of", &self.path, &error))
     }
 
     fn number(&self, pragma: &str) -> rusqlite::Result<i64> {

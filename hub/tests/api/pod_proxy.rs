@@ -123,7 +123,7 @@ fn answers_end_as_the_program_ends_them() {
     check("DELETE", "HTTP/1.1 204 No Content\r\n\r\n", "\r\n\r\n");
     check("GET", "HTTP/1.1 304 Not Modified\r\nETag: \"1\"\r\n\r\n", "\r\n\r\n");
     let answer = check("GET", "HTTP/1.1 101 \r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n", "}");
-    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("answers 101"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("answered 101"), "{answer}");
     let answer = check("GET", "", "}");
     assert!(
         answer.starts_with("HTTP/1.1 503 ") && answer.contains("error trying to reach service"),

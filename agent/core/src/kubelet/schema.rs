@@ -273,7 +273,7 @@ pub static FIELDS: &[Field] = &[
         "healthzBindAddress",
         Kind::Text,
         Default::Text(LOOPBACK),
-        "a loopback address: the endpoint asks nobody for credentials",
+        "a loopback address, because the endpoint has no authentication",
     ),
     no_effect("logging", Kind::Object(LOGGING)),
     // capacity and pressure
@@ -416,7 +416,7 @@ pub static FIELDS: &[Field] = &[
         "imageGCHighThresholdPercent",
         PERCENT,
         Default::Int(85),
-        "more than imageGCLowThresholdPercent; 100 is never",
+        "more than imageGCLowThresholdPercent; 100: never for lack of space",
     ),
     bounded("imageGCLowThresholdPercent", PERCENT, Default::Int(80), "a part of the disk"),
     bounded(
@@ -435,11 +435,11 @@ pub static FIELDS: &[Field] = &[
         "readOnlyPort",
         Kind::Int { low: 0, high: 0 },
         Default::None,
-        "such a port asks nobody for credentials",
+        "such a port has no authentication",
     )
     .took(I32),
-    bounded("tlsCertFile", Kind::Text, Default::None, "an absolute path, with tlsPrivateKeyFile"),
-    bounded("tlsPrivateKeyFile", Kind::Text, Default::None, "an absolute path, with tlsCertFile"),
+    bounded("tlsCertFile", Kind::Text, Default::None, "an absolute path; tlsPrivateKeyFile must be set, too"),
+    bounded("tlsPrivateKeyFile", Kind::Text, Default::None, "an absolute path; tlsCertFile must be set, too"),
     no_effect("tlsCipherSuites", LIST_OF_TEXT),
     no_effect("tlsCurvePreferences", Kind::List(&I32)),
     bounded("tlsMinVersion", Kind::Text, Default::None, "VersionTLS12 or VersionTLS13"),

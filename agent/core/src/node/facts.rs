@@ -124,7 +124,7 @@ pub enum PodNetworks {
 
 impl Default for PodNetworks {
     fn default() -> Self {
-        Self::NotReady("nobody has looked yet".into())
+        Self::NotReady("not checked yet".into())
     }
 }
 

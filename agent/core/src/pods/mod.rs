@@ -685,7 +685,7 @@ impl Pods {
         let mut listed = BTreeSet::new();
         let foreign = pods.iter().filter(|object| self.is_bound_elsewhere(object)).count();
         if foreign > 0 {
-            let text = format!("the API server listed {foreign} pods of other nodes, which are left alone");
+            let text = format!("the API server listed {foreign} pods of other nodes, which are ignored");
             actions.push(PodAction::Log(Level::Warn, text));
         }
         // a list is believed even if its versions are older: the server's data may have been restored from a

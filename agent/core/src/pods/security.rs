@@ -156,7 +156,7 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
         };
         let unknown = named.add.iter().chain(&named.drop).find(|name| !is_known(name))?;
         let unknown = kedge_api::excerpt(unknown);
-        Some(format!("container {}: {unknown:?} is no capability", container.name))
+        Some(format!("container {}: unknown capability {unknown:?}", container.name))
     })
 }
 
@@ -479,7 +479,7 @@ mod tests {
         check(json!({"runAsUser": MAX_ID}), json!({"capabilities": {"add": ["CAP_KILL", "ALL"]}}), None);
         check(json!({"fsGroup": 2_147_483_648_u32}), json!({}), Some("2147483648"));
         check(json!({}), json!({"runAsUser": 4_000_000_000_u32}), Some("4000000000"));
-        check(json!({}), json!({"capabilities": {"drop": ["all"]}}), Some("\"all\" is no capability"));
+        check(json!({}), json!({"capabilities": {"drop": ["all"]}}), Some("unknown capability \"all\""));
         check(json!({"supplementalGroups": vec![1; 1025]}), json!({}), Some("1025"));
         let escalates = |own: &str| json!({"allowPrivilegeEscalation": false, own: true});
         check(json!({}), escalates("privileged"), Some("asks for privileged"));

@@ -269,7 +269,9 @@ fn addresses_in(result: &Value) -> Result<Vec<String>, String> {
 fn address(ip: &Value) -> Result<IpAddr, String> {
     let text = ip["address"].as_str().unwrap_or_default();
     let address = text.split_once('/').map_or(text, |(address, _)| address);
-    address.parse().map_err(|_| format!("a plugin gave the address {:?}", excerpt_of(text, 64)))
+    address.parse().map_err(|_| {
+        format!("a plugin returned the address {:?}, expected an IP address", excerpt_of(text, 64))
+    })
 }
 
 /// The input of iptables-restore that removes a chain and the rules that lead to it. `rules`: the output of
@@ -482,7 +484,7 @@ mod tests {
         check_addresses(json!({"ips": [{"address": "10.1.0.2/24"}]}), Ok(&["10.1.0.2"]));
         check_addresses(
             json!({"ips": [{"address": "10.1.0.2.3/24"}]}),
-            Err("gave the address \"10.1.0.2.3/24\""),
+            Err("returned the address \"10.1.0.2.3/24\""),
         );
         check_addresses(json!({"ips": []}), Err("no address"));
         check_addresses(json!({}), Err("no address"));

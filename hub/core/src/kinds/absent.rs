@@ -18,7 +18,7 @@ const RIGHTS: &str = "rights are not configurable: administrators are the group 
 const NO_NETWORK: &str =
     "nothing gives Services an address: reach a pod by a hostPort of its node, or by kubectl port-forward";
 const NO_QUOTA: &str = "no namespace is limited: set resources in the pods";
-const VOLUMES: &str = "volumes are of their node: use hostPath, emptyDir, or an image volume";
+const VOLUMES: &str = "this hub has no persistent volumes: use hostPath, emptyDir, or an image volume";
 const NO_PLUGINS: &str = "the API has no extensions";
 
 static ABSENT: &[Absent] = &[

@@ -88,7 +88,7 @@ fn fails(operation: &str, path: &str, why: &str) -> PatchError {
 fn apply_one(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result<(), PatchError> {
     let word = |field: &str| operation.get(field).and_then(Value::as_str);
     if !operation.is_object() {
-        return Err(malformed("an operation of a JSON patch is an object"));
+        return Err(malformed("each operation of a JSON patch must be an object"));
     }
     let name = word("op").ok_or_else(|| does_not_apply("an operation needs \"op\""))?;
     let path = word("path").ok_or_else(|| does_not_apply("an operation needs \"path\""))?;

@@ -112,7 +112,7 @@ pub(super) async fn ask(stream: DuplexStream, question: Question) -> Result<Answ
     };
     match answer.response.status() {
         StatusCode::SWITCHING_PROTOCOLS => {
-            Err(ApiError::program_failed("it answers 101 to a request that upgrades nothing"))
+            Err(ApiError::program_failed("it answered 101 to a request that did not ask for an upgrade"))
         }
         _ => Ok(answer),
     }
@@ -319,7 +319,7 @@ mod tests {
     async fn program_that_answers_nonsense_is_refused() {
         let refuses = async |said: &[u8], text: &str| refused(answered(said).await.0, 503, text);
         refuses(b"SSH-2.0-x\r\n\r\n", "invalid HTTP version").await;
-        refuses(b"HTTP/1.1 101 \r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "answers 101").await;
+        refuses(b"HTTP/1.1 101 \r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "answered 101").await;
         let endless = [b"HTTP/1.1 200 OK\r\na: ".as_slice(), &[b'x'; 100_000]].concat();
         refuses(&endless, "message head is too large").await;
         let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(HEADERS + 1));
