@@ -624,7 +624,7 @@ fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
 /// `kedge config reset`.
 ///
 /// # Errors
-/// It could not be recorded, or the agent cannot do it now: nothing was changed.
+/// The reset could not be recorded, or the agent cannot do it now: nothing was changed.
 pub fn config_reset(places: &Places) -> Result<(), CommandError> {
     match client::post(&places.socket(), "/config/reset") {
         Ok(answer) => said(answer.status, &answer.body),

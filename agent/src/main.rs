@@ -77,7 +77,7 @@ fn apart<T>(command: impl FnOnce() -> T) -> T {
     command()
 }
 
-/// Only the last eight bits, as a shell sees it.
+/// Keeps the last eight bits of a code, as a shell does.
 fn exit_code(code: i32) -> ExitCode {
     ExitCode::from(code.to_le_bytes()[0])
 }

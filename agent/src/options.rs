@@ -220,6 +220,6 @@ pub struct UpdateOptions {
     pub file: String,
     /// Try it at once.
     pub reboots: bool,
-    /// Also one with an older version than the image that runs.
+    /// An update with an older version than the image that runs is taken, too.
     pub allows_older: bool,
 }

@@ -739,7 +739,7 @@ struct Elsewhere {
 
 /// Bytes of a Lease's metadata in protobuf: name, namespace, UID, version, time of creation, owner.
 const LEASE_BYTES: usize = 198;
-/// And of its record of managers: kedge's, and that of its creation.
+/// Bytes of the Lease's record of managers: kedge's, and that of its creation.
 const LEASE_MANAGERS_BYTES: usize = 251;
 
 /// An answer with the head that a real server gives.

@@ -24,7 +24,7 @@ pub struct PullAhead {
 /// An image to pull ahead.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ImageAhead {
-    /// As the pod will name it.
+    /// The name of the image as the pod will have it.
     pub image: String,
     /// Its `imagePullPolicy`.
     pub policy: String,

@@ -64,7 +64,7 @@ impl<'a> Input<'a> {
         self.byte() & 1 == 1
     }
 
-    /// As many bytes as the next byte counts.
+    /// Takes as many bytes as the next byte says.
     pub(crate) fn bytes(&mut self) -> &'a [u8] {
         let length = usize::from(self.byte()).min(self.rest.len());
         let (bytes, rest) = self.rest.split_at(length);

@@ -689,7 +689,7 @@ impl World {
     }
 }
 
-/// As a strategic merge patch of a status.
+/// Merges as a strategic merge patch of a status does.
 fn merge(old: &mut Value, patch: &Value) {
     let Some(fields) = old.as_object_mut() else { return };
     for (key, value) in patch.as_object().into_iter().flatten() {

@@ -209,7 +209,7 @@ enum Loaded<R> {
     Known(R),
     /// From a newer agent, or not readable just now: left alone.
     Unknown(String),
-    /// Not written by us: set aside when consumed.
+    /// The record was not written by us; it is set aside when consumed.
     Corrupt(String),
 }
 

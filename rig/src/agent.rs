@@ -111,7 +111,7 @@ impl Agent {
         std::fs::rename(&fresh, &path).map_err(RigError::io("replace", &path))
     }
 
-    /// Its name, which is also its Node's.
+    /// The agent's name, which is also its Node's.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -122,12 +122,12 @@ impl Agent {
         name.clone_into(&mut self.name);
     }
 
-    /// Its credentials.
+    /// The file with the agent's credentials.
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.join("kubeconfig")
     }
 
-    /// Its `--root-dir`.
+    /// The agent's `--root-dir`.
     pub fn root_dir(&self) -> PathBuf {
         self.dir.join("root")
     }
@@ -137,12 +137,12 @@ impl Agent {
         self.root_dir().join("config")
     }
 
-    /// Its `--config-dir`.
+    /// The agent's `--config-dir`.
     pub fn drop_in_dir(&self) -> PathBuf {
         self.dir.join("config.d")
     }
 
-    /// Its standard error and output, over all its runs.
+    /// The agent's standard error and output, over all its runs.
     pub fn log(&self) -> PathBuf {
         self.dir.join("log")
     }
@@ -215,7 +215,7 @@ impl Agent {
         self.dir.join("run")
     }
 
-    /// Its supervisor.
+    /// The agent's supervisor.
     ///
     /// # Panics
     /// It was never started, or was cut.

@@ -121,7 +121,7 @@ impl Hub {
         &self.address
     }
 
-    /// Its log.
+    /// The hub's log.
     pub fn log(&self) -> &Path {
         &self.log
     }

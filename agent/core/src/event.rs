@@ -197,7 +197,7 @@ pub enum RequestKey {
 }
 
 impl Request {
-    /// Its body, if it has one.
+    /// The request's body, if it has one.
     pub(crate) fn body(&self) -> Option<&Value> {
         match self {
             Self::Version => None,

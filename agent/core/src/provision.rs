@@ -57,7 +57,7 @@ impl Own {
         self.last_write.is_some() && self.content.as_ref().is_none_or(|content| !content.is_empty())
     }
 
-    /// Its content has changed since the note, without a write.
+    /// Whether the file's content has changed since the note, without a write.
     fn is_damaged(&self) -> bool {
         let (Some(note), Some(last)) = (self.note.as_deref(), self.last_write.as_deref()) else {
             return false;

@@ -181,7 +181,7 @@ impl Watching {
         }
     }
 
-    /// As new, except for the number of the last round.
+    /// Resets everything but the number of the last round.
     fn forget(&mut self) {
         *self = Self { round: self.round, ..Self::new(self.object, self.lists_only) };
     }
@@ -442,7 +442,7 @@ mod tests {
         WatchEnd { failure: Some((failure, "no".into())), ..WatchEnd::default() }
     }
 
-    /// It was open for this long, and then broke off at version 9.
+    /// The end of a watch that was open for this long, and then broke off at version 9.
     fn lived(secs: u64) -> WatchEnd {
         WatchEnd { lived: Duration::from_secs(secs), resume: Some("9".into()), ..failed(Unreachable) }
     }

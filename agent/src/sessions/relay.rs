@@ -48,8 +48,8 @@ pub(crate) enum Said {
 
 /// The side that talks to a program.
 pub(crate) trait Client {
-    /// Its next message; `None` if there is none now. Called only while the program accepts input, except
-    /// that `Local` always reports signals.
+    /// The client's next message; `None` if there is none now. Called only while the program accepts input,
+    /// except that `Local` always reports signals.
     fn said(&mut self, takes_input: bool) -> Option<Said>;
 
     /// Whether it accepts output now.
@@ -134,12 +134,12 @@ impl Client for Begun<'_> {
 pub(crate) trait Running {
     fn streams(&mut self) -> &mut Streams;
     fn resize(&mut self, size: WindowSize);
-    /// Its exit code; `None` while it runs.
+    /// The program's exit code; `None` while it runs.
     ///
     /// # Errors
     /// It never started, or cannot be watched; the text is for a person.
     fn ended(&mut self) -> Result<Option<i32>, String>;
-    /// Its streams, and a descriptor that becomes readable at its end.
+    /// The program's streams, and a descriptor that becomes readable when it ends.
     fn parts(&self) -> (&Streams, BorrowedFd<'_>);
     /// The client is gone.
     fn end(&mut self);

@@ -191,7 +191,7 @@ fn garbled(why: impl std::fmt::Display) -> io::Error {
 mod tests {
     use super::*;
 
-    /// As a client sends it, with a mask of zeros.
+    /// A frame as a client sends it, with a mask of zeros.
     fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
         [&[kind, 0x80 | payload.len() as u8, 0, 0, 0, 0], payload].concat()
     }

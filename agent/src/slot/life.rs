@@ -21,7 +21,7 @@ use std::path::Path;
 /// Losses by chance tried at each cut, and again at each cut after it.
 const SEEDS: u64 = 3;
 
-/// As flashed: slot a, and nothing else.
+/// A disk as it is flashed: slot a, and nothing else.
 fn flashed() -> FakeSlots {
     let disk = FakeDisk::new();
     disk.put("kedge/a/vmlinuz", b"old");

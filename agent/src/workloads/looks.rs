@@ -73,7 +73,7 @@ enum Answered {
 }
 
 impl Task {
-    /// Its subject, for the text of a failure.
+    /// The task's subject, for the text of a failure.
     fn subject(&self) -> String {
         match self {
             Self::Path { volume, path, .. } => format!("volume {volume:?}: hostPath {path}"),

@@ -206,7 +206,7 @@ fn memory_of(size_limit: Option<u64>, most: u64) -> u64 {
     size_limit.filter(|bytes| *bytes > 0).map_or(most, |bytes| bytes.min(most))
 }
 
-/// As upstream for `fsGroup`: files made in it belong to the group.
+/// Makes files that are created in the directory belong to the group, as upstream does for `fsGroup`.
 fn shared_with(path: PathBuf, group: Option<u32>) -> io::Result<PathBuf> {
     if group.is_some() {
         std::os::unix::fs::chown(&path, None, group)?;

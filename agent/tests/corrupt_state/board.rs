@@ -212,7 +212,7 @@ impl Board {
         command
     }
 
-    /// As `ExecStopPost=` does.
+    /// Records the exit as `ExecStopPost=` does.
     fn record_exit(&self) {
         let status = self.command(&["record-exit"]).env("SERVICE_RESULT", "success").status().expect("kedge");
         assert!(status.success());

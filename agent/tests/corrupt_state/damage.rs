@@ -17,9 +17,9 @@ pub(crate) enum Damage {
     CutToHalf,
     /// This many bytes are gone from the end.
     CutAllBut(usize),
-    /// As long as before, and all zero: many file systems leave this after a power cut.
+    /// The file is as long as before, and all zero: many file systems leave this after a power cut.
     Zeroed,
-    /// As long as before, and random.
+    /// The file is as long as before, with random bytes.
     Noise,
     /// Five MiB follow what was there.
     Grown,

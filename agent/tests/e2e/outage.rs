@@ -114,7 +114,7 @@ fn two_nodes_are_independent() {
     setup.cluster.agent("edge-2").babysitter().wait_ready(PATIENCE).unwrap();
 }
 
-/// Its wall clock steps by ten years; neither its Lease nor its readiness suffers, on either side.
+/// The node's wall clock steps by ten years; neither its Lease nor its readiness suffers, on either side.
 #[track_caller]
 fn check_clock(offset: &str) {
     let setup = Setup::new("clock", faulty());

@@ -54,7 +54,7 @@ impl Packed {
         }
     }
 
-    /// These bytes, which need not be an archive.
+    /// A layer of these bytes, which need not be an archive.
     pub(crate) fn raw(bytes: Vec<u8>) -> Self {
         let diff = BlobDigest::of(&bytes);
         Self { bytes, media_type: "application/vnd.oci.image.layer.v1.tar", diff }

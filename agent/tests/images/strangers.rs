@@ -75,7 +75,7 @@ fn all_but(
     })
 }
 
-/// Until the client goes.
+/// Sends the text again and again until the client goes.
 fn without_end(to: &mut TcpStream, text: &[u8]) -> std::io::Result<()> {
     loop {
         to.write_all(text)?;

@@ -46,16 +46,16 @@ const WITH_SERVER: usize = 8;
 /// A pod of the run: the first word of what it writes.
 pub(crate) type Mark = &'static str;
 
-/// It runs all the time.
+/// A pod that runs all the time.
 const ANCHOR: Mark = "anchor";
 /// Both values of its ConfigMap are edited.
 const EDITED: Mark = "edited";
-/// It is killed, deleted and replaced by one of the same name.
+/// A pod that is killed, deleted and replaced by one of the same name.
 const FIRST: Mark = "first";
 const SECOND: Mark = "second";
-/// It is done at once, and must not be run again then.
+/// A pod that is done at once, and must not be run again then.
 const JOB: Mark = "job";
-/// Its Secret must not be on the disk.
+/// A pod whose Secret must not be on the disk.
 const PRIVATE: Mark = "private";
 
 /// When each change of a pod was requested and seen, by the length of the log.

@@ -238,7 +238,7 @@ pub(super) fn no_files(stage: &mut Stage<'_>) -> Result<(), HilError> {
     falls_back(stage, &uid)
 }
 
-/// As if systemd could no longer read the units that its default target needs.
+/// Shows what follows if systemd can no longer read the units that its default target needs.
 pub(super) fn no_system(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
     stage.guest(&format!("kedge slot update {GOOD}"))?;

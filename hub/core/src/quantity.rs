@@ -199,7 +199,7 @@ impl Quantity {
         Quantity { nanos: self.nanos.saturating_add(other.nanos), ..self }
     }
 
-    /// Its share of `whole`, in percent: 0 to 100; 100 also if `whole` is zero.
+    /// The share of `whole` that this quantity is, in percent: 0 to 100; 100 also if `whole` is zero.
     #[must_use]
     pub fn percent_of(self, whole: Quantity) -> u8 {
         if whole.nanos <= 0 {

@@ -379,7 +379,7 @@ mod tests {
         all.begin(from, *NOW)
     }
 
-    /// Its client sends something.
+    /// The client of this handshake sends something.
     fn hear(handshake: &Handshake) {
         assert!(handshake.heard());
     }

@@ -126,7 +126,7 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// As much as an ordinary request.
+    /// The work of an ordinary request.
     pub(crate) const REQUEST: Work = Work::Parsed(PARSED_PER_TOKEN as usize);
 
     /// The cost in requests.

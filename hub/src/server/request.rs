@@ -96,7 +96,7 @@ pub(super) enum Form {
     Table(&'static str),
     /// Metadata only.
     Metadata(&'static str),
-    /// Only the HTTP status: our own agents ask for this on writes.
+    /// The answer has only the HTTP status: our own agents ask for this on writes.
     Nothing,
 }
 

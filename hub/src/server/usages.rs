@@ -126,7 +126,7 @@ impl NodeUsage {
         Ok(NodeUsage { node, pods })
     }
 
-    /// Its approximate size in memory.
+    /// The approximate size of a node's usage in memory.
     pub(crate) fn size(&self) -> usize {
         let pods = self.pods.iter().map(|((namespace, name), containers)| {
             let containers = containers.iter().map(|(name, _)| CONTAINER_BYTES + name.len());

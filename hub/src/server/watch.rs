@@ -82,7 +82,8 @@ struct Present {
 }
 
 impl Present {
-    /// They are charged to this reader, unless they are small; `None` if its budget does not allow them.
+    /// The objects are charged to this reader, unless they are small; `None` if its budget does not allow
+    /// them.
     fn of(objects: Vec<Arc<Object>>, reader: &Arc<Reader>) -> Option<Present> {
         let bytes: usize = objects.iter().map(|object| object.json.len()).sum();
         if bytes <= FREE_BYTES {

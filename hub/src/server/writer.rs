@@ -108,7 +108,7 @@ impl Writer {
     }
 }
 
-/// Only the metadata of an object.
+/// Reduces an object to its metadata.
 pub(super) fn metadata(mut value: Value, version: &str) -> Value {
     json!({
         "kind": "PartialObjectMetadata", "apiVersion": format!("meta.k8s.io/{version}"),

@@ -1054,8 +1054,8 @@ pub(super) mod version_1 {
         INSERT INTO meta VALUES ('schema', 1), ('reserved', 0);
         COMMIT;";
 
-    /// It contains objects of various sizes, revisions up to 60, and these marks. Its log is not folded back
-    /// while it is open.
+    /// Makes a store with objects of various sizes, revisions up to 60, and these marks. Its log is not
+    /// folded back while it is open.
     pub(crate) fn make(directory: &Path, reserved: i64, clean: Option<i64>) -> Connection {
         std::fs::create_dir_all(directory).unwrap();
         let store = Connection::open(directory.join("state.db")).unwrap();

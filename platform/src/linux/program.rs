@@ -38,8 +38,8 @@ pub fn block_stop_signals() {
     stop_signals().thread_block().map_err(io::Error::from).expect("a set of valid signals can be blocked");
 }
 
-/// They are delivered to this thread again, including pending ones. Call it once their handlers are
-/// installed.
+/// The signals to stop are delivered to this thread again, including pending ones. Call it once their
+/// handlers are installed.
 pub fn unblock_stop_signals() {
     stop_signals()
         .thread_unblock()

@@ -227,7 +227,8 @@ impl LinuxWorkloads {
         &self.board
     }
 
-    /// Looks at the board again: crun was not there, for example. What runs is followed by what was found before.
+    /// Looks at the board again: crun was not there, for example. What runs is followed by what was found
+    /// before.
     pub fn look_again(&mut self, roots: &Roots) -> &Board {
         self.board = probe(roots, &self.settings.crun);
         &self.board
@@ -489,8 +490,8 @@ impl LinuxWorkloads {
         }
     }
 
-    /// Its processes were killed and must be checked again: soon, but with growing delays, because a process
-    /// that waits for a dead disk never leaves.
+    /// The container's processes were killed and must be checked again: soon, but with growing delays,
+    /// because a process that waits for a dead disk never leaves.
     fn judge_soon(&mut self, id: &ContainerId) {
         if let Some(container) = self.containers.get_mut(id) {
             let pause = LOST_LOOK * 2_u32.pow(container.looks.min(LOST_DOUBLINGS));
@@ -499,8 +500,8 @@ impl LinuxWorkloads {
         }
     }
 
-    /// It has no shim any more that would record its end, so it is ended now. `None` if some of its processes
-    /// still exist.
+    /// The container has no shim any more that would record its end, so it is ended now. `None` if some of
+    /// its processes still exist.
     fn end_lost(
         &self,
         id: &ContainerId,

@@ -133,7 +133,8 @@ impl Session {
         self.terminal.as_ref().map_or(Ok(()), |terminal| process::set_window_size(terminal, size))
     }
 
-    /// Its exit code: 128 plus the signal if a signal ended it; `None` if it has not ended. Does not wait.
+    /// The program's exit code: 128 plus the signal if a signal ended it; `None` if it has not ended. Does
+    /// not wait.
     ///
     /// # Errors
     /// It never began: the program does not exist, or the container ended meanwhile.

@@ -350,7 +350,7 @@ fn late_verdict_that_is_taken_out_by_hand_is_gone() {
     }
 }
 
-/// It is the first fallback, and may run again at once.
+/// A forgiven last-known-good is the first fallback, and may run again at once.
 #[test]
 fn forgiven_last_known_good_replaces_local() {
     let (mut world, good) = World::known_good();

@@ -119,7 +119,7 @@ fn crash_loop_ends_though_drop_ins_change_at_each_start() {
     assert_eq!(world.state(), "fallback", "another drop-in lifts no ban");
 }
 
-/// Its running time with other drop-ins does not count for the trial.
+/// A config's running time with other drop-ins does not count for its trial.
 #[test]
 fn other_drop_ins_begin_the_trial_anew() {
     let (mut world, _) = World::in_trial("a", &payload(A, ""));

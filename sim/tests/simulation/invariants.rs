@@ -130,7 +130,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// It is or was last-known-good: nothing bans it.
+    /// Whether the config is or was last-known-good: nothing bans it.
     pub(crate) fn is_proven(&self, config: Config) -> bool {
         let good = self.world.file("last-known-good").unwrap_or_default();
         [&good, &good["previous"]]

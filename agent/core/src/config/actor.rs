@@ -31,7 +31,7 @@ pub(crate) struct ConfigActor {
     pub(crate) reflector: Reflector,
     /// Namespace and name of the watched ConfigMap.
     watched: Option<(String, String)>,
-    /// It must be listed again.
+    /// The collection must be listed again.
     must_relist: bool,
     /// Whether this server's Node names the source that the configuration knows. Until then no ConfigMap of
     /// this server is read: another server may have another object under the name that was watched there.

@@ -80,7 +80,7 @@ impl CheckpointName {
 }
 
 impl StateFile {
-    /// Its path below `--dynamic-config-dir`; `version` is the agent's.
+    /// The file's path below `--dynamic-config-dir`; `version` is the agent's.
     pub fn path(&self, version: &str) -> String {
         match self {
             Self::Current => "current".into(),
@@ -144,7 +144,7 @@ impl<T> Known<T> {
 /// One concrete configuration: its origin, its content, and the file with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigRecord {
-    /// As the Node requested it.
+    /// The source that the Node requested.
     pub source: Source,
     /// UID of the ConfigMap.
     pub uid: String,
@@ -383,7 +383,7 @@ impl Complaints {
         self.0 == 0
     }
 
-    /// Their names.
+    /// The names of the faults.
     #[must_use]
     pub fn names(self) -> Vec<&'static str> {
         let all = Self::NAMES.into_iter().zip(Self::BITS);

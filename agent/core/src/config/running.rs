@@ -81,7 +81,7 @@ impl Object {
         }
     }
 
-    /// Its UID and resourceVersion, once they are known.
+    /// The ConfigMap's UID and resourceVersion, once they are known.
     fn version(&self) -> Option<(&str, &str)> {
         match self {
             Self::Unread | Self::Missing | Self::Unreadable(_) => None,
@@ -248,7 +248,7 @@ pub(crate) enum Next {
 /// Outcome of `kedge config forgive UID`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forgiveness {
-    /// They are removed as soon as the disk accepts the write.
+    /// The verdicts are removed as soon as the disk accepts the write.
     Taken,
     /// There are no verdicts on it.
     NothingKnown,

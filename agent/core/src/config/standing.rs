@@ -63,7 +63,7 @@ pub(crate) enum Obstacle {
 }
 
 impl Obstacle {
-    /// It ends when the disk accepts the refused write.
+    /// Whether this standing ends when the disk accepts the refused write.
     fn waits_for_disk(&self) -> bool {
         matches!(self, Self::Marked { recorded: false, .. } | Self::NotRecorded(_))
     }

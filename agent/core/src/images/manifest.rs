@@ -67,7 +67,7 @@ impl Compression {
         }
     }
 
-    /// Its name in messages and on the command line of the process that unpacks.
+    /// The compression's name in messages and on the command line of the process that unpacks.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -87,7 +87,7 @@ impl Record {
         kedge_api::read::from_slice(bytes).map_err(damaged)
     }
 
-    /// Its text on disk.
+    /// The record's text on disk.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("strings and numbers are JSON")

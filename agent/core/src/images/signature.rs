@@ -298,7 +298,7 @@ impl RawLayer {
 /// Reads the manifest of a [`tag`]: the last [`MAX_SIGNATURES`] usable ones.
 ///
 /// # Errors
-/// It is not the JSON that is expected.
+/// The manifest is not the JSON that is expected.
 pub fn listed(bytes: &[u8]) -> Result<Vec<Listed>, String> {
     if bytes.len() > MAX_MANIFEST_BYTES {
         return Err(format!("the manifest has {} bytes, expected at most {MAX_MANIFEST_BYTES}", bytes.len()));

@@ -63,7 +63,7 @@ pub struct Capacity {
 pub struct DropInNames {
     /// To be read, in this order.
     pub taken: Vec<PathBuf>,
-    /// Not drop-ins: logged once.
+    /// Other files of the directory, which are not drop-ins; they are logged once.
     pub skipped: Vec<PathBuf>,
 }
 

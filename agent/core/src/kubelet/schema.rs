@@ -130,7 +130,7 @@ impl Field {
         self
     }
 
-    /// Its bounds in words, with their reason.
+    /// The field's bounds in words, with their reason.
     #[must_use]
     pub fn bounds(&self) -> String {
         match self.kind.bounds() {

@@ -110,7 +110,7 @@ pub(crate) struct NodeObject {
     is_missing: bool,
     /// UID of the Node last seen, whether or not it still exists.
     seen_uid: String,
-    /// It is not listed again before this.
+    /// The Node is not listed again before this.
     next_relist: Duration,
     versions: Versions,
     /// After a change by somebody else it is not read again before this.

@@ -575,7 +575,7 @@ pub struct Security {
     pub group: Option<u32>,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Only these groups: without those that the image's `/etc/group` gives the user.
+    /// The container gets only these groups, without those that the image's `/etc/group` gives the user.
     pub without_groups_of_image: bool,
     /// The container is not created if it would run as root or if its user is unknown.
     pub must_not_be_root: bool,

@@ -93,7 +93,7 @@ impl Freeing {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Eviction {
-    /// As of the last look at the host.
+    /// The pressure that the last look at the host found.
     pressing: Option<Pressing>,
     freeing: Option<Freeing>,
     /// Pods were neither ended nor cleaned up since that look.

@@ -59,7 +59,7 @@ fn lines_of(map: &BTreeMap<String, String>) -> String {
     lines.join("\n")
 }
 
-/// As Go's `%q` writes a text.
+/// Quotes a text as Go's `%q` does.
 fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len().saturating_add(2));
     quoted.push('"');

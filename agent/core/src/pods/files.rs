@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The known state of the files of a pod's volumes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Files {
-    /// Their intended content may have changed.
+    /// The intended content of the files may have changed.
     pub(crate) is_stale: bool,
     pub(crate) is_updating: bool,
     /// Since when they have been waiting for objects.

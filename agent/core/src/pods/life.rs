@@ -249,7 +249,7 @@ pub(crate) struct Life {
     pub(crate) failed: Option<Failed>,
     /// The grace period of its containers while the machine shuts down.
     pub(crate) shutdown: Option<End>,
-    /// Only for a pod with a deadline.
+    /// The running time of a pod with a deadline; `None` for others.
     pub(crate) active: Option<Active>,
     pub(crate) sandbox: Sandbox,
     pub(crate) sandbox_retry: Retry,

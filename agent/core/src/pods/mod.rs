@@ -1594,7 +1594,7 @@ impl Life {
         self.ends_if_deleted(now, pod.deletion);
     }
 
-    /// Its object is gone: it ends, and its status is reported to no server.
+    /// The pod's object is gone: the pod ends, and its status is reported to no server.
     fn gone_from_api(&mut self, now: Now) {
         self.api = None;
         let grace = self.own_grace();

@@ -62,7 +62,7 @@ pub(crate) const CAPABILITIES: [&str; 41] = [
     "SYS_TTY_CONFIG",
     "WAKE_ALARM",
 ];
-/// Their numbers, in the same order.
+/// The numbers of the capabilities above, in the same order.
 const NUMBERS: [u8; 41] = [
     30, 37, 29, 36, 39, 40, 0, 1, 2, 3, 4, 14, 15, 5, 28, 9, 33, 32, 27, 12, 10, 11, 13, 38, 31, 6, 8, 7, 34,
     21, 22, 18, 16, 23, 20, 19, 17, 24, 25, 26, 35,

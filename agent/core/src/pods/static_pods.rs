@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(this.asked(), ["create"]);
     }
 
-    /// These files, and others that contain no pod.
+    /// The agent reads these files, and others that contain no pod.
     fn files(this: &mut Mirrored, paths: &[&str], unusable: &[&str]) {
         let pods = paths.iter().map(|path| StaticFile { path: (*path).into(), content: Ok(manifest()) });
         let others =

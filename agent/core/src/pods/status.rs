@@ -57,7 +57,7 @@ impl Terminated {
         }
     }
 
-    /// It ran, and its end was not seen: upstream's text.
+    /// The state of a container that ran and whose end was not seen, in upstream's words.
     pub(crate) fn unseen(container_id: String) -> Self {
         Self {
             exit_code: 137,

@@ -37,7 +37,7 @@ pub enum Step {
 /// A member of an update.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// As in the manifest.
+    /// The key in the manifest.
     pub key: &'static str,
     /// Its target.
     pub place: Place,

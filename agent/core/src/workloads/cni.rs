@@ -309,7 +309,7 @@ pub struct Ended {
 /// The result of the plugin's end: for ADD its answer, for DEL null.
 ///
 /// # Errors
-/// It failed, or its answer is invalid.
+/// The plugin failed, or its answer is invalid.
 pub fn answer(verb: Verb, program: &str, ended: &Ended) -> Result<Value, String> {
     let stdout: Result<Value, _> = serde_json::from_slice(&ended.stdout);
     let failed = |why: String| Err(failure(verb, program, &why));

@@ -61,7 +61,7 @@ impl Strangers {
         (self.next, receiver)
     }
 
-    /// It is gone, or not a stranger any more.
+    /// Forgets a connection that is gone, or is not a stranger's any more.
     pub(super) fn leave(&mut self, number: u64) {
         self.waiting.retain(|(known, ..)| *known != number);
     }

@@ -21,7 +21,7 @@ use std::time::SystemTime;
 
 /// The link to the present set.
 const DATA: &str = "..data";
-/// Its successor, until it replaces it.
+/// The next link to a set, until it replaces [`DATA`].
 const NEXT: &str = "..data_tmp";
 /// A new link of a file, until it replaces the old one.
 const NEXT_LINK: &str = "..link_tmp";

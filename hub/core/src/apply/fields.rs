@@ -222,7 +222,7 @@ impl FieldSet {
         }
     }
 
-    /// As FieldsV1.
+    /// The set as FieldsV1.
     pub fn to_value(&self) -> Value {
         let branch = |branch: &Branch| {
             let mut value = branch.below.to_value();

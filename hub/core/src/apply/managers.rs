@@ -118,7 +118,7 @@ pub(super) fn decode(value: &Value) -> Option<Vec<Entry>> {
     entries.iter().map(Entry::read).collect()
 }
 
-/// As `managedFields`; `None` if no manager owns a field.
+/// The entries as `managedFields` has them; `None` if no manager owns a field.
 pub(super) fn encode(mut entries: Vec<Entry>) -> Option<Value> {
     entries.retain(|entry| !entry.fields.is_empty());
     entries.sort_by(order);

@@ -587,7 +587,7 @@ mod tests {
         assert_eq!(changed.removed.to_value(), json!({"f:securityContext": {"f:runAsUser": {}}}));
     }
 
-    /// As Kubernetes writes them for `kubectl create`.
+    /// The expected fields are those that Kubernetes writes for `kubectl create`.
     #[test]
     fn added_struct_is_a_field_itself_unless_it_is_always_there() {
         let probe = json!({"httpGet": {"path": "/", "port": 80}, "periodSeconds": 10});

@@ -252,7 +252,7 @@ pub type Line = (Level, String);
 pub trait Controller: Send + 'static {
     /// The purpose of an action, returned with its outcome.
     type Purpose: Send;
-    /// Its name in the log.
+    /// The controller's name in the log.
     const NAME: &'static str;
     /// Time between two sweeps over everything.
     const SWEEP: Option<Duration> = None;

@@ -319,7 +319,7 @@ impl Kind {
         }
     }
 
-    /// Its type in the schema table.
+    /// The kind's type in the schema table.
     pub fn schema(&self) -> &'static schema::Type {
         schema::find(self.type_name).expect("a test proves that every kind's type is in the table")
     }

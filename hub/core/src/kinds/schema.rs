@@ -276,7 +276,7 @@ pub fn conform_applied(of: &'static Type, value: &mut Value) -> Findings {
 enum Form {
     /// One form for all spellings with the same meaning.
     Stored,
-    /// As its author wrote it.
+    /// The value is as its author wrote it.
     Written,
 }
 

@@ -9,7 +9,7 @@ use crate::value::text;
 /// One column.
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
-    /// As upstream titles it.
+    /// The column's title, upstream's.
     pub name: &'static str,
     /// `string` or `integer`.
     pub of: &'static str,

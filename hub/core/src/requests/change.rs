@@ -728,7 +728,7 @@ mod tests {
         assert_eq!(applied_to(Some(&left), "m", false, &body(true)).unwrap_err().code, 409);
     }
 
-    /// As upstream: a conflict with others, and no change for its own manager.
+    /// Upstream, too, reports a conflict with other managers, and no change for the field's own manager.
     #[test]
     fn quantity_in_another_form_is_another_applied_value() {
         let body =

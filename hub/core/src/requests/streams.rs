@@ -22,7 +22,7 @@ pub struct ProxyTarget<'a> {
     pub pod: &'a str,
     /// The program speaks HTTPS.
     pub is_secure: bool,
-    /// As given; empty for the first port of the pod.
+    /// The port as the request names it; empty for the first port of the pod.
     port: &'a str,
 }
 

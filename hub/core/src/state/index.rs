@@ -156,7 +156,7 @@ const PAGE_BYTES_PER_OBJECT: usize = 8 << 10;
 pub struct Query<'a> {
     /// Exactly this revision; `None` is the latest.
     pub revision: Option<u64>,
-    /// Only keys after this one.
+    /// Keys up to this one are left out.
     pub after: Option<&'a str>,
     /// Most objects. A page of large ones has fewer.
     pub limit: Option<usize>,

@@ -19,7 +19,7 @@ pub enum ProbeKind {
 impl ProbeKind {
     pub(crate) const ALL: [Self; 3] = [Self::Startup, Self::Liveness, Self::Readiness];
 
-    /// As Events name it.
+    /// The probe's name in Events.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {

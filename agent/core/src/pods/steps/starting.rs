@@ -743,7 +743,8 @@ mod tests {
         assert!(node.runs("p"), "{:?}", node.news());
     }
 
-    /// Its records are lost, and it cannot have its network back: nothing runs in what is left of it.
+    /// The records of the pod's network are lost, and it cannot have that network back: nothing runs in what
+    /// is left of it.
     #[test]
     fn containers_end_with_their_pods_network() {
         let mut node = Node::new();

@@ -344,7 +344,7 @@ mod tests {
         assert!(prepared.iter().any(|action| matches!(action, PodAction::PreparePod(_))), "{prepared:?}");
     }
 
-    /// Only for the volume that the API server added, and only without contact.
+    /// A pod starts without its token only if the API server added the volume, and only without contact.
     #[test]
     fn pod_boots_without_the_token_that_was_added() {
         let has_token = |actions: &[PodAction]| {

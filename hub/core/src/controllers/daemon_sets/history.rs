@@ -61,12 +61,12 @@ impl Revision {
         self.record.stopped_in(generation)
     }
 
-    /// Its rollout is complete, and no other template came since.
+    /// Whether the revision's rollout is complete, and no other template came since.
     pub(super) fn is_done(&self) -> bool {
         self.complete == Some(self.number)
     }
 
-    /// It carries no record of a stop or a roll back.
+    /// Whether the revision carries no record of a stop or a roll back.
     pub(super) fn is_plain(&self) -> bool {
         self.record.is_plain()
     }

@@ -150,7 +150,7 @@ impl Basis<'_> {
 }
 
 impl Rows {
-    /// These nodes came, went or changed.
+    /// Notes that these nodes came, went or changed.
     pub(super) fn nodes_changed<'a>(&mut self, names: impl IntoIterator<Item = &'a Box<str>>) {
         for name in names {
             self.drop_row(name);

@@ -131,7 +131,7 @@ impl Pod {
         self.trouble.is_some() && self.recovers_at().is_none_or(|at| at > now)
     }
 
-    /// It runs, but crashed not long ago.
+    /// Whether the pod runs, but crashed not long ago.
     pub(super) fn is_unsteady(&self, now: Duration) -> bool {
         self.trouble == Some(Trouble::Crashes) && self.is_troubled(now)
     }
@@ -179,7 +179,8 @@ pub(super) struct Wanted {
     pub(super) hash: String,
     pub(super) generation: String,
     pub(super) min_ready: Duration,
-    /// How long a pod is ready on end, at least once, before the rollout is complete; no less than `min_ready`.
+    /// How long a pod is ready on end, at least once, before the rollout is complete; no less than
+    /// `min_ready`.
     pub(super) stays: Duration,
     pub(super) strategy: Strategy,
     /// The hub replaces pods by itself (not `OnDelete`), though the set may be paused.
@@ -208,7 +209,7 @@ pub(super) struct Proven {
 pub(super) enum Strategy {
     /// Pods are replaced when somebody deletes them, or not at all while the set is paused.
     OnDelete,
-    /// As written in the set: numbers, or percentages of the desired pods.
+    /// Both as the set has them: numbers, or percentages of the desired pods.
     Rolling { unavailable: Value, surge: Value },
 }
 

@@ -63,9 +63,9 @@ struct Place {
     is_marked: bool,
     /// No image can be pulled until this step.
     full_until: usize,
-    /// Until this step the hub hears from it in every second one.
+    /// Until this step the hub hears from the node in every second step.
     flaps_until: usize,
-    /// When it is back, its containers start again.
+    /// When the node is back, its containers start again.
     lost_power: bool,
     /// When updates may stop a pod there.
     windows: Option<MaintenanceWindows>,
@@ -1040,7 +1040,7 @@ impl Fleet {
     }
 }
 
-/// Its node has a request to pull images ahead, or its agent has answered one.
+/// Whether the pod's node has a request to pull images ahead, or its agent has answered one.
 fn is_asked(pod: &Object) -> bool {
     let key = PULL_AHEAD_ANNOTATION.as_bytes();
     pod.json.windows(key.len()).any(|found| found == key)
