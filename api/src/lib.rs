@@ -94,7 +94,8 @@ pub const USAGE_WINDOW: core::time::Duration = core::time::Duration::from_secs(1
 pub const RENEWAL_MEDIA: &str = "text/vnd.kedge.renewal";
 /// The taint of an unready node.
 pub const NOT_READY_TAINT: &str = "node.kubernetes.io/not-ready";
-/// The reason of a `Ready` that is false because no container can begin on the node, and of pods that it rejects for that.
+/// The reason of a `Ready` that is false because no container can begin on the node, and of pods that it
+/// rejects for that.
 pub const NO_CONTAINER_RUNTIME: &str = "NoContainerRuntime";
 /// The taint of such a node, and of one that is to run no pods.
 pub const NO_RUNTIME_TAINT: &str = "kedge.dev/no-container-runtime";

@@ -1,9 +1,9 @@
 //! `kedge-hub rollout NAME`: the progress of a DaemonSet's update, node by node, from the running hub's view.
 //!
 //! Always holds: nothing is decided here. With `--watch` it prints the table at each change, and ends when
-//! the update is complete (its pods stayed), or with an error when it stopped or another template replaced it: kubectl's
-//! `rollout status` would keep waiting, or report the other template's success. If the hub is away for a
-//! moment, the command retries. Left to others: the hub's side
+//! the update is complete (its pods stayed), or with an error when it stopped or another template replaced
+//! it: kubectl's `rollout status` would keep waiting, or report the other template's success. If the hub is
+//! away for a moment, the command retries. Left to others: the hub's side
 //! (`kedge_hub_core::controllers::daemon_sets::view`).
 
 use std::time::Duration;

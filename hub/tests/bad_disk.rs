@@ -332,7 +332,7 @@ fn ending_objects_cannot_use_up_the_room_for_deletions() {
 }
 
 #[test]
-fn full_disk_recovers_when_deletions_fitted_without_the_reserve() {
+fn full_disk_recovers_if_deletions_fit_without_the_reserve() {
     let board = Board::new();
     let hub = board.start();
     let mut client = hub.admin();

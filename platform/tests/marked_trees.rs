@@ -30,7 +30,7 @@ fn make(tree: &Path, outside: &Path) {
 }
 
 #[test]
-fn marked_files_are_removed_and_what_links_lead_to_stays_marked() {
+fn marked_files_are_removed_and_link_targets_stay_marked() {
     let scratch = Scratch::new("marked").unwrap();
     let outside = scratch.write("outside", "x");
     if !mark(&["+i"], &outside) {

@@ -716,7 +716,7 @@ mod tests {
     }
 
     #[test]
-    fn change_named_during_an_outage_of_the_watch_waits_for_the_next_round() {
+    fn change_announced_during_a_watch_outage_waits_a_round() {
         let mut bench = Bench::of(Watched::Node);
         bench.come_to("9");
         bench.end(lived(90));

@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_cut_while_it_is_followed_is_read_from_its_begin() {
+    fn followed_file_that_is_truncated_is_read_from_the_start() {
         let scratch = Scratch::new("log-cut").unwrap();
         scratch.write("0.log", "a\nb\nc");
         let run = run(&scratch);

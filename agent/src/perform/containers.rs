@@ -46,7 +46,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// Least memory for all pods together, whatever is reserved: with less not even one would start.
 const LEAST_MEMORY: u64 = 64 << 20;
 
-/// How long crun may be missing before pods are rejected for that: a disk may be mounted late, and a package replaced.
+/// How long crun may be missing before pods are rejected for that: a disk may be mounted late, and a package
+/// replaced.
 const LATE: Duration = Duration::from_secs(20);
 
 /// The state of the runtime.
@@ -472,7 +473,8 @@ impl RuntimeLoop {
         }
     }
 
-    /// Notes whether containers can begin, and says so if it is news. Returns when to look again; `pause`: the one before the last look.
+    /// Notes whether containers can begin, and says so if it is news. Returns when to look again; `pause`:
+    /// the one before the last look.
     fn judge(&self, board: &Board, pause: Option<Duration>) -> Option<(Instant, Duration)> {
         *locked(&self.health.obstacle) = board.obstacle().map(str::to_owned);
         if board.obstacle().is_none() {
@@ -608,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn crun_that_goes_is_missing_after_a_while_and_noticed_when_back() {
+    fn missing_crun_is_noticed_after_a_while_and_so_is_its_return() {
         let crun = std::env::temp_dir().join(format!("kedge-crun-{}", std::process::id()));
         let health = RuntimeHealth::of(crun.clone());
         health.expect_within(Duration::from_secs(1000), "follow the containers");

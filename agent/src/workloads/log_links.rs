@@ -1,7 +1,9 @@
-//! Links to logs, as a kubelet makes them for collectors: `/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log`, beside `podLogsDir`.
+//! Links to logs, as a kubelet makes them for collectors:
+//! `/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log`, beside `podLogsDir`.
 //!
-//! Always holds: a container has a link from its creation to its removal; a start makes what is missing and removes links that
-//! lead nowhere. A link that cannot be made keeps no container from running. Leaves to others: the logs.
+//! Always holds: a container has a link from its creation to its removal; a start makes what is missing and
+//! removes links that lead nowhere. A link that cannot be made keeps no container from running. Leaves to
+//! others: the logs.
 
 use kedge_core::pods::ContainerKey;
 use std::fs;
@@ -19,7 +21,8 @@ fn place(logs: &Path) -> PathBuf {
     logs.with_file_name("containers")
 }
 
-/// `pod_logs`: `NAMESPACE_NAME_UID` below `podLogsDir`. Collectors take a container's ID to be 64 hexadecimal digits.
+/// `pod_logs`: `NAMESPACE_NAME_UID` below `podLogsDir`. Collectors take a container's ID to be 64 hexadecimal
+/// digits.
 fn link_of(pod_logs: &Path, key: &ContainerKey) -> Option<PathBuf> {
     let mut parts = pod_logs.file_name()?.to_str()?.split('_');
     let (namespace, pod) = (parts.next()?, parts.next()?);

@@ -420,7 +420,7 @@ fn store_of_blobs_elsewhere_gets_no_password() {
 }
 
 #[test]
-fn disk_that_fills_within_a_blob_takes_the_image_once_there_is_room() {
+fn disk_that_fills_within_a_blob_takes_the_image_later() {
     let Some(site) = Site::new("real-registry-full") else { return };
     let layer = Packed::gzip(&Archive::default().file("big", &noise(2 << 20)));
     let image = Image::new(vec![layer]);

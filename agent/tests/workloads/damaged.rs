@@ -299,8 +299,8 @@ fn unreadable_record_of_a_pod_ends_nothing() {
 /// Only its record says how it ended, and twice is better than never: it runs again, once for each loss of
 /// the record.
 #[test]
-fn unreadable_record_of_a_finished_static_pod_runs_it_once_more() {
-    isolated_network("damaged::unreadable_record_of_a_finished_static_pod_runs_it_once_more", || {
+fn finished_static_pod_with_unreadable_record_runs_again() {
+    isolated_network("damaged::finished_static_pod_with_unreadable_record_runs_again", || {
         let mut node = Node::new();
         let mut once = stays("once", "once", &node.shared, &Value::Null);
         once["spec"].as_object_mut().unwrap().remove("nodeName");

@@ -543,8 +543,8 @@ fn large_pods_of_one_namespace_hide_no_news_of_others() {
 }
 
 #[test]
-fn namespaces_of_the_machine_are_shared_where_that_is_asked_for() {
-    isolated_network("hostile_pods::namespaces_of_the_machine_are_shared_where_that_is_asked_for", || {
+fn namespaces_of_the_machine_are_shared_on_request() {
+    isolated_network("hostile_pods::namespaces_of_the_machine_are_shared_on_request", || {
         const KINDS: [&str; 4] = ["ipc", "net", "pid", "uts"];
         let setup = node(|_| ());
         let own = |kind: &str| fs::read_link(format!("/proc/self/ns/{kind}")).unwrap().display().to_string();

@@ -1,7 +1,8 @@
 //! Agent, crun, shims, hub and network plugins that are killed at random while pods come, run and end.
 //!
-//! Always holds: no container runs twice, only one whose own shim was killed starts again, the Lease is renewed, and nothing is left
-//! of pods that are gone: processes, mounts, control groups, addresses, rules, links, records.
+//! Always holds: no container runs twice, only one whose own shim was killed starts again, the Lease is
+//! renewed, and nothing is left of pods that are gone: processes, mounts, control groups, addresses, rules,
+//! links, records.
 //!
 //! `KEDGE_CRASH_FULL=1` kills 500 times, not 30.
 

@@ -288,13 +288,13 @@ fn eviction_that_is_cut_short_ends_that_pod_alone() {
 }
 
 #[test]
-fn eviction_on_a_full_disk_that_is_cut_short_ends_that_pod_alone() {
+fn eviction_cut_short_on_a_full_disk_ends_that_pod_alone() {
     if !has_loop_devices() {
         assert!(std::env::var_os("CI").is_none(), "no loop devices, or no mkfs.ext4");
         kedge_rig::power_cut::print_past_test_runner("SKIPPED: no loop devices, or no mkfs.ext4");
         return;
     }
-    isolated_network("pressure::eviction_on_a_full_disk_that_is_cut_short_ends_that_pod_alone", || {
+    isolated_network("pressure::eviction_cut_short_on_a_full_disk_ends_that_pod_alone", || {
         check_eviction_that_is_cut_short(100_000);
     });
 }

@@ -280,7 +280,8 @@ fn failed_update_is_rolled_back(site: &Site) {
     site.annotate("kedge.dev/rollback-on-failure=false");
 }
 
-/// It runs for longer than `minReadySeconds`, so kubectl may see a success; what waits for the hub's word does not.
+/// It runs for longer than `minReadySeconds`, so kubectl may see a success; what waits for the hub's word
+/// does not.
 fn image_that_ends_soon_is_never_complete(site: &Site) {
     site.completes();
     site.annotate("kedge.dev/rollback-on-failure=true");

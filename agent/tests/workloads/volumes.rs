@@ -239,8 +239,8 @@ fn path_that_an_annotation_makes_fails_until_that_is_mended() {
 }
 
 #[test]
-fn what_the_machine_mounts_later_is_seen_where_that_is_asked_for() {
-    isolated_network("volumes::what_the_machine_mounts_later_is_seen_where_that_is_asked_for", || {
+fn later_mounts_of_the_machine_are_seen_on_request() {
+    isolated_network("volumes::later_mounts_of_the_machine_are_seen_on_request", || {
         let setup = Setup::with_runtime();
         let kubectl = setup.cluster.kubectl();
         let run =

@@ -1,5 +1,6 @@
-//! A node whose crun is not there: it says so, rejects its pods and confirms their ends; crun comes, goes and comes again, and nobody
-//! starts the agent anew for that. What ran before goes on, and is never reported as ended.
+//! A node whose crun is not there: it says so, rejects its pods and confirms their ends; crun comes, goes and
+//! comes again, and nobody starts the agent anew for that. What ran before goes on, and is never reported as
+//! ended.
 
 use crate::pods::{NODE, layout};
 use crate::setup::{INSIDE, LIMIT, isolated};

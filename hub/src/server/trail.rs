@@ -1,4 +1,5 @@
-//! The facts of a request that its line in the audit log needs beside its head, as they are noted while it is answered.
+//! The facts of a request that its line in the audit log needs beside its head, as they are noted while it is
+//! answered.
 
 use crate::audit::Note;
 use crate::fresh::fresh;

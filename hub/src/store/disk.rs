@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_of_an_older_hub_without_its_store_is_no_first_start() {
+    fn older_hubs_directory_without_store_is_not_a_first_start() {
         for name in ["pki/ca.pem", "ca.crt"] {
             let folder = Scratch::new("hub-disk-traces").unwrap();
             std::fs::create_dir(folder.join("pki")).unwrap();

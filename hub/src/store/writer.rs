@@ -1274,7 +1274,7 @@ mod tests {
     }
 
     #[test]
-    fn large_renewals_are_written_in_pieces_also_in_place_of_others() {
+    fn large_renewals_are_written_in_pieces_and_replace_others() {
         let disk = Fake::default();
         let mut worker = worker(&disk);
         let large = |name: &str| {

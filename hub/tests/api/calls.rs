@@ -337,7 +337,7 @@ fn client_that_does_not_read_delays_no_other() {
 }
 
 #[test]
-fn two_hundred_sessions_pass_and_no_node_has_more_than_its_share() {
+fn two_hundred_sessions_pass_and_nodes_keep_to_their_share() {
     const COUNT: usize = 10;
     let hub = Hub::new();
     let mut sessions = Vec::new();

@@ -241,8 +241,8 @@ pub(super) fn await_crun(crun: Option<&ProcessFd>) {
 }
 
 /// Kills the processes of a process group and their children in the container, until none is left; returns
-/// those left at the end. A child may have a session of its own. The container's group is checked, because a program chooses its process group: one that sees
-/// the machine's processes could name one of theirs.
+/// those left at the end. A child may have a session of its own. The container's group is checked, because a
+/// program chooses its process group: one that sees the machine's processes could name one of theirs.
 fn kill_members(group: Pid, container: &Order, end: Instant) -> Vec<(i32, ProcessFd)> {
     let members = || {
         let mut found = container.cgroups.processes(&container.group);

@@ -292,7 +292,7 @@ fn without_watches_a_push_comes_with_the_next_renewal() {
 }
 
 #[test]
-fn without_watches_a_server_that_names_nothing_is_asked_each_five_minutes() {
+fn silent_server_without_watches_is_asked_each_five_minutes() {
     let mut world = frugal(Flavour::Kubernetes);
     world.run_for(HOUR);
     let read = orders(&world, Watched::Node);

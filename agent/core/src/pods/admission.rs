@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_without_a_runtime_fail_with_a_reason_and_can_be_deleted() {
+    fn pods_without_a_runtime_fail_and_can_be_deleted() {
         let mut node = Node::new();
         node.bind("before", json!({}));
         assert!(node.runs("before"));

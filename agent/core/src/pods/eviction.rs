@@ -880,7 +880,7 @@ mod tests {
     }
 
     #[test]
-    fn next_agent_ends_no_other_pod_while_the_evicted_ones_files_go() {
+    fn restarted_agent_evicts_one_pod_while_its_files_go() {
         let mut node = Node::new();
         ["a", "b"].iter().for_each(|name| node.bind(name, spec(0, "0")));
         node.keeps_files = true;

@@ -1913,7 +1913,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_whose_status_is_refused_for_good_is_deleted_all_the_same() {
+    fn pod_whose_status_is_refused_for_good_is_still_deleted() {
         for status in [400, 403, 405, 413, 422] {
             let mut node = Node::new();
             node.see(pod("a", "edge"));

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn mirror_that_went_before_its_creation_was_answered_is_made_again() {
+    fn mirror_deleted_before_its_creation_is_answered_is_remade() {
         let mut this = Mirrored { node: Node::new(), made: 0 };
         this.file("/a");
         let mirror = this.made();
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn mirrors_that_are_deleted_again_and_again_are_made_after_pauses() {
+    fn repeatedly_deleted_mirrors_are_remade_after_pauses() {
         for how in [Deleted::AtOnce, Deleted::Gracefully, Deleted::Unseen] {
             let times = remade(how, 1, 1500);
             let pauses: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();

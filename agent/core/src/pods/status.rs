@@ -813,7 +813,7 @@ mod tests {
     }
 
     #[test]
-    fn condition_that_others_changed_is_newer_than_what_was_given_out() {
+    fn condition_changed_by_others_is_newer_than_the_sent_one() {
         with("Always", "run", false, |situation| {
             let given = times_of(&compose(situation, &json!({}), at(5)));
             let (main, init) = (situation.main.clone(), vec![]);

@@ -133,7 +133,8 @@ pub(super) fn place(spec: &Value, node: &Node) -> Placed {
     }
 }
 
-/// The taints that keep a pod from a node which would run it without them, for people; `None`: there are none, or more keeps it away.
+/// The taints that keep a pod from a node which would run it without them, for people; `None`: there are
+/// none, or more keeps it away.
 pub(super) fn kept_away(spec: &Value, node: &Node) -> Option<String> {
     let named = text(spec, &["nodeName"]);
     if !(named.is_empty() || named == node.name) || !selects(spec, node) {

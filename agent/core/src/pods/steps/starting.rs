@@ -802,7 +802,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_starts_although_reading_takes_longer_than_a_copy_is_fresh() {
+    fn pod_starts_if_reading_takes_longer_than_a_copy_is_fresh() {
         let (secs, reads) = over_a_slow_line(30, 10, |node| node.runs("p"));
         assert!(secs.is_some_and(|secs| secs < 350), "{secs:?}, {reads} reads");
     }

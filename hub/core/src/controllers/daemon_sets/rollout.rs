@@ -328,8 +328,8 @@ impl Settings {
         }
     }
 
-    /// When a pod that is not ready has failed, if it does not become so before: within the deadline, or, if it was ready now and then, but
-    /// never for as long as it is to stay, within both times.
+    /// When a pod that is not ready has failed, if it does not become so before: within the deadline, or, if
+    /// it was ready now and then, but never for as long as it is to stay, within both times.
     pub(super) fn overdue_at(&self, pod: &Pod) -> Option<Duration> {
         let never = pod.unready().map(|since| since + self.deadline);
         let unsteady = pod.restless().filter(|_| pod.watch.longest() < self.stays);

@@ -17,7 +17,8 @@ enum Cause {
     Condition(&'static str, &'static str),
     /// `spec.unschedulable`.
     Cordoned,
-    /// No pod can begin there: for want of a runtime, or because the node is to run none. Of a node that is lost it stays as it was.
+    /// No pod can begin there: for want of a runtime, or because the node is to run none. Of a node that is
+    /// lost it stays as it was.
     NoRuntime,
 }
 

@@ -899,7 +899,7 @@ fn first_rollout_and_a_complete_one_are_not_stopped() {
 }
 
 #[test]
-fn bad_value_of_an_annotation_is_reported_and_the_default_holds() {
+fn bad_annotation_value_is_reported_and_the_default_holds() {
     let (mut hub, mut controller) = rolled_out(10, |_| {});
     for (key, value) in [("kedge.dev/max-failures", "-3"), ("kedge.dev/progress-deadline", "soon")] {
         hub.annotate(key, value);

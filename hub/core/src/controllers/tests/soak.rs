@@ -1,4 +1,5 @@
-//! When a rollout is complete: once each pod stayed available for a while, and why a stopped one is not rolled back.
+//! When a rollout is complete: once each pod stayed available for a while, and why a stopped one is not
+//! rolled back.
 
 use serde_json::json;
 
@@ -54,7 +55,8 @@ impl Hub {
     }
 }
 
-/// Each pod, once, without a break, on the hub's clock; and the controller wakes by itself. kubectl sees a success from the beginning.
+/// Each pod, once, without a break, on the hub's clock; and the controller wakes by itself. kubectl sees a
+/// success from the beginning.
 #[test]
 fn rollout_is_complete_once_each_pod_stayed() {
     // (annotation, minReadySeconds, when which node's pod becomes ready or not, when it is complete)
@@ -177,7 +179,8 @@ fn stopped_update_that_recovers_is_finished_after_the_soak() {
 
 #[test]
 fn stop_says_why_it_is_not_rolled_back() {
-    // (whether it is to be rolled back, when the images before the last one are complete, these, and the text)
+    // (whether it is to be rolled back, when the images before the last one are complete, these, and the
+    // text)
     let cases: [(&str, &str, &[&str], &str); 4] = [
         ("false", "0s", &["i:1"], "; not rolled back, for kedge.dev/rollback-on-failure is not \"true\""),
         ("true", "0s", &["i:1"], ""),
