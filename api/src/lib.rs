@@ -92,6 +92,9 @@ pub const USAGE_WINDOW: core::time::Duration = core::time::Duration::from_secs(1
 /// `2006-01-02T15:04:05.000000Z`, and the answer has no body (our hub only, which offers it in
 /// `Accept-Patch`).
 pub const RENEWAL_MEDIA: &str = "text/vnd.kedge.renewal";
+/// The condition of a node whose kernel lacks a controller that limits of pods need, and the reason of Events
+/// about pods that set such a limit.
+pub const LIMITS_NOT_KEPT: &str = "LimitsNotKept";
 /// The taint of an unready node.
 pub const NOT_READY_TAINT: &str = "node.kubernetes.io/not-ready";
 /// The reason of a `Ready` that is false because no container can begin on the node, and of pods that it

@@ -854,6 +854,7 @@ fn host_facts(name: &str) -> HostFacts {
         inodes_free: Some(400_000),
         pids_in_use: Some(120),
         runtime: Runtime::Absent,
+        lacking_controllers: None,
         pod_network: PodNetworks::default(),
         api_server: None,
         has_apparmor: false,

@@ -60,6 +60,8 @@ pub(crate) struct RuntimeHealth {
     obstacle: Mutex<Option<String>>,
     /// Since when that is so, as far as it was asked.
     missing_since: Mutex<Option<Instant>>,
+    /// The controllers that the kernel lacks, once somebody has looked.
+    lacking_controllers: Mutex<Option<Vec<&'static str>>>,
     /// Ends the wait of the loop.
     waker: OnceLock<Waker>,
 }
@@ -89,6 +91,10 @@ impl RuntimeHealth {
             true => locked(&self.obstacle).clone(),
             false => Some(format!("{} is not there", self.program.display())),
         }
+    }
+
+    pub(crate) fn lacking_controllers(&self) -> Option<Vec<&'static str>> {
+        locked(&self.lacking_controllers).clone()
     }
 
     fn expect_within(&self, limit: Duration, at: impl Into<String>) {
@@ -477,6 +483,7 @@ impl RuntimeLoop {
     /// the one before the last look.
     fn judge(&self, board: &Board, pause: Option<Duration>) -> Option<(Instant, Duration)> {
         *locked(&self.health.obstacle) = board.obstacle().map(str::to_owned);
+        *locked(&self.health.lacking_controllers) = Some(board.cgroups.lacking());
         if board.obstacle().is_none() {
             log::info!("containers run by crun {}", board.crun.as_deref().unwrap_or_default());
             board.problems.iter().for_each(|problem| log::info!("containers: {problem}"));

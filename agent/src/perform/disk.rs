@@ -501,6 +501,7 @@ impl DiskLoop {
             inodes_free: usage.root_available_inodes,
             pids_in_use: usage.pids_in_use,
             runtime: self.runtime.as_ref().map_or(Runtime::Absent, |runtime| runtime.report()),
+            lacking_controllers: self.runtime.as_ref().and_then(|runtime| runtime.lacking_controllers()),
             pod_network: self.runtime.as_ref().map(|_| Plugins::default().look()).unwrap_or_default(),
             api_server: self.runtime.as_ref().and_then(|_| self.server.look()),
             has_apparmor: has_apparmor(&Roots::default()),

@@ -564,6 +564,27 @@ mod tests {
     }
 
     #[test]
+    fn controllers_that_the_kernel_lacks_are_found() {
+        let scratch = std::env::temp_dir().join(format!("kedge-lacking-{}", std::process::id()));
+        fs::create_dir_all(&scratch).unwrap();
+        let v1 = |names: &[&str]| {
+            Cgroups::V1(names.iter().map(|name| ((*name).to_owned(), scratch.clone())).collect()).lacking()
+        };
+        assert_eq!(v1(&["pids", "cpu", "memory"]), [] as [&str; 0]);
+        assert_eq!(v1(&["cpuset", "pids", "cpu"]), ["memory"]);
+        assert_eq!(Cgroups::Absent.lacking(), ["memory", "cpu", "pids"]);
+        for (text, expect) in [
+            ("cpuset cpu io memory hugetlb pids rdma\n", vec![]),
+            ("cpuset cpu io pids\n", vec!["memory"]),
+            ("cpuset io memory\n", vec!["cpu", "pids"]),
+        ] {
+            fs::write(scratch.join("cgroup.controllers"), text).unwrap();
+            assert_eq!(Cgroups::V2(scratch.clone()).lacking(), expect, "{text}");
+        }
+        let _ = fs::remove_dir_all(scratch);
+    }
+
+    #[test]
     fn limit_without_its_controller_is_reported() {
         let scratch = std::env::temp_dir().join(format!("kedge-groups-{}", std::process::id()));
         let groups = Cgroups::V1(vec![("cpu".into(), scratch.clone())]);

@@ -69,6 +69,9 @@ pub struct HostFacts {
     pub pids_in_use: Option<u64>,
     /// The state of the container runtime.
     pub runtime: Runtime,
+    /// The controllers of control groups that limits of pods need and the kernel lacks; `None` before the
+    /// runtime has looked.
+    pub lacking_controllers: Option<Vec<&'static str>>,
     /// The network from which pods get a namespace of their own.
     pub pod_network: PodNetworks,
     /// The API server's address; `None` if pods could not use it.
@@ -81,6 +84,17 @@ pub struct HostFacts {
     pub watchdog: HardwareWatchdog,
     /// The running slot of a disk image, and why it runs.
     pub image: ImageState,
+}
+
+/// The message about limits of pods that a kernel without these controllers does not keep.
+pub(crate) fn limits_not_kept(lacking: &[&str]) -> String {
+    let remedy = match lacking.contains(&"memory") {
+        true => {
+            "append cgroup_enable=memory cgroup_memory=1 to its command line (Raspberry Pi: cmdline.txt) and reboot"
+        }
+        false => "use a kernel that has it",
+    };
+    format!("the kernel has no controller {}: such limits of pods are not kept; {remedy}", lacking.join(", "))
 }
 
 /// The state of the slots of a node's disk image.

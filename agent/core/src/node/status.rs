@@ -12,7 +12,7 @@ use crate::config::running::Hold;
 use crate::config::start::Floor;
 use crate::kubelet::Config;
 use crate::kubelet::quantity::bytes;
-use crate::node::facts::{HardwareWatchdog, HostFacts, ImageState, PodNetworks, Runtime};
+use crate::node::facts::{self, HardwareWatchdog, HostFacts, ImageState, PodNetworks, Runtime};
 use crate::node::pressure::Pressures;
 use crate::pace::Jitter;
 use crate::pods::DEVICE;
@@ -344,7 +344,14 @@ impl StatusKeeper {
             reason,
             message,
         });
-        let more = stalled.into_iter().chain(held).chain(network).chain(watchdog).chain(image);
+        let limits = self.limits_not_kept(there(kedge_api::LIMITS_NOT_KEPT).is_some());
+        let limits = limits.as_ref().map(|(status, reason, message)| Words {
+            name: kedge_api::LIMITS_NOT_KEPT,
+            status,
+            reason,
+            message,
+        });
+        let more = stalled.into_iter().chain(held).chain(network).chain(watchdog).chain(image).chain(limits);
         let own = self.own_conditions().into_iter().chain(more).filter_map(|words| {
             let there = there(words.name);
             let changed = there.is_none_or(|there| !words.matches(there));
@@ -455,6 +462,18 @@ impl StatusKeeper {
             _ => return None,
         };
         Some(Words { name: kedge_api::WATCHDOG_MISSING, status, reason, message })
+    }
+
+    /// Status, reason and message of `LimitsNotKept`: nothing before the runtime has looked, nor on a node
+    /// that always kept them.
+    fn limits_not_kept(&self, is_there: bool) -> Option<(&'static str, &'static str, String)> {
+        let facts = &self.host.as_ref()?.facts;
+        Some(match (&facts.runtime, facts.lacking_controllers.as_deref()) {
+            (_, Some(lacking @ [_, ..])) => ("True", "NoController", facts::limits_not_kept(lacking)),
+            (_, Some([])) if is_there => ("False", "LimitsKept", "limits of pods are kept".into()),
+            (Runtime::Absent, None) if is_there => ("False", NO_PODS, "this node runs no pods".into()),
+            _ => return None,
+        })
     }
 
     /// Status, reason and message of `ImageOK`, on a disk image.
@@ -831,6 +850,48 @@ mod tests {
         assert_eq!(sent(200, idle()), None, "perhaps for a moment");
         assert_eq!(sent(319, idle()), None);
         assert_eq!(sent(320, idle()).as_deref(), Some("True WatchdogNotActive"));
+    }
+
+    #[test]
+    fn limits_that_are_not_kept_are_reported_without_a_flap() {
+        let config =
+            crate::kubelet::effective(&Default::default(), None).expect("the defaults are valid").config;
+        let mut keeper = StatusKeeper::new(Timestamp::default());
+        let mut jitter = Jitter::new(1);
+        keeper.node_seen(&Node::default());
+        let ok = ConfigOk { status: "True", ..ConfigOk::default() };
+        let mut check = |secs, runtime, lacking: Option<&[&'static str]>, expect: Option<&str>| {
+            let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
+            let lacking_controllers = lacking.map(<[_]>::to_vec);
+            let facts = HostFacts { runtime, lacking_controllers, ..HostFacts::default() };
+            keeper.observe(now, facts, &config, None, "0.1.0");
+            let patch = keeper.patch(now, &ok);
+            let found = patch.as_ref().and_then(|patch| {
+                let conditions = patch.body["status"]["conditions"].as_array()?;
+                let own = conditions.iter().find(|own| own["type"] == kedge_api::LIMITS_NOT_KEPT)?;
+                let text = |field: &str| own[field].as_str().unwrap_or_default().to_owned();
+                Some(format!("{} {}: {}", text("status"), text("reason"), text("message")))
+            });
+            assert_eq!(found.as_deref(), expect, "{secs}");
+            if let Some(patch) = patch {
+                keeper.accepted(now, patch, Duration::from_secs(9999), &mut jitter);
+            }
+        };
+        let memory = "True NoController: the kernel has no controller memory: such limits of pods are not kept; append \
+            cgroup_enable=memory cgroup_memory=1 to its command line (Raspberry Pi: cmdline.txt) and reboot";
+        let pids = "True NoController: the kernel has no controller cpu, pids: such limits of pods are not kept; use a \
+            kernel that has it";
+        check(0, Runtime::Starting, None, None);
+        check(1, Runtime::Ready, Some(&[]), None);
+        check(2, Runtime::Ready, Some(&["memory"]), Some(memory));
+        check(3, Runtime::Missing("crun".into()), Some(&["memory"]), None);
+        // an agent that starts does not know yet
+        check(4, Runtime::Starting, None, None);
+        check(5, Runtime::Ready, Some(&["memory"]), None);
+        check(6, Runtime::Ready, Some(&["cpu", "pids"]), Some(pids));
+        check(7, Runtime::Ready, Some(&[]), Some("False LimitsKept: limits of pods are kept"));
+        check(8, Runtime::Ready, Some(&[]), None);
+        check(9, Runtime::Absent, None, Some("False NoPods: this node runs no pods"));
     }
 
     #[test]

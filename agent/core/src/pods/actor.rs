@@ -515,6 +515,8 @@ impl PodsActor {
             devices: around.config.pods.devices.clone(),
             unsafe_sysctls: around.config.pods.unsafe_sysctls.clone(),
             filters_calls: around.config.pods.filters_calls,
+            lacking_controllers: host.lacking_controllers.clone().unwrap_or_default(),
+            limits_pids: around.config.pods.pids_limit.is_some(),
             no_runtime,
         };
         (self.facts.as_ref() != Some(&facts)).then_some(facts)

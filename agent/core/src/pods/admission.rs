@@ -297,6 +297,45 @@ mod tests {
         assert!(node.runs("after") && node.runs("before"));
     }
 
+    #[test]
+    fn limits_without_their_controllers_are_reported_once() {
+        let check = |lacking: &[&'static str], limits_pids: bool, limits: Value, expect: &str| {
+            let mut node = Node::new();
+            let facts = NodeFacts { lacking_controllers: lacking.to_vec(), limits_pids, ..node.facts() };
+            node.tell(PodEvent::Node(Box::new(facts)));
+            node.bind(
+                "p",
+                json!({"containers": [{"name": "a", "image": "x:1"},
+                    {"name": "b", "image": "x:1", "resources": {"limits": limits}}]}),
+            );
+            assert!(node.runs("p"));
+            node.ends("p", "a", 1);
+            node.wait(60);
+            let news = node.news();
+            let mut told = news.iter().filter_map(|line| line.strip_prefix("LimitsNotKept "));
+            let missed = told.next().map_or("", |text| {
+                assert!(text.ends_with(match expect.contains("memory") {
+                    true => "(Raspberry Pi: cmdline.txt) and reboot",
+                    false => "use a kernel that has it",
+                }));
+                text.strip_prefix("the kernel has no controller ").unwrap().split(':').next().unwrap()
+            });
+            assert_eq!((missed, told.next()), (expect, None), "{lacking:?} {limits_pids} {limits}");
+        };
+        let all = ["memory", "cpu", "pids"];
+        let both = json!({"memory": "20Mi", "cpu": "100m"});
+        check(&[], true, both.clone(), "");
+        check(&["memory"], true, both.clone(), "memory");
+        check(&["memory"], true, json!({"cpu": "100m"}), "");
+        check(&["memory"], true, json!({"memory": 0}), "");
+        check(&["cpu"], true, json!({"cpu": "100m"}), "cpu");
+        check(&["cpu"], true, json!({"memory": "20Mi"}), "");
+        check(&["pids"], true, json!({}), "pids");
+        check(&["pids"], false, both.clone(), "");
+        check(&all, false, both.clone(), "memory, cpu");
+        check(&all, true, both, "memory, cpu, pids");
+    }
+
     fn pod(spec: Value) -> Pod {
         Pod::read(&json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": spec})).unwrap()
     }

@@ -684,6 +684,10 @@ pub struct NodeFacts {
     pub unsafe_sysctls: Vec<String>,
     /// `seccompDefault`: a container without a profile gets `RuntimeDefault`.
     pub filters_calls: bool,
+    /// The controllers that the kernel lacks.
+    pub lacking_controllers: Vec<&'static str>,
+    /// Whether there is a `podPidsLimit`.
+    pub limits_pids: bool,
     /// Why no container can begin, if so.
     pub no_runtime: Option<String>,
 }

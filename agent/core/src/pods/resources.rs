@@ -5,7 +5,7 @@
 //! (`admission`).
 
 use crate::node::facts::DEVICE;
-use crate::pods::event::{QosClass, Resources};
+use crate::pods::event::{NodeFacts, QosClass, Resources};
 use crate::pods::spec::{Container, PodSpec, quantity};
 use crate::sorted::{SortedMap, SortedSet};
 use serde_json::Value;
@@ -123,6 +123,18 @@ pub(crate) fn of_container(container: &Container) -> Resources {
         memory_request_bytes: memory(requests).or(memory(limits)),
         memory_limit_bytes: memory(limits),
     }
+}
+
+/// The controllers that limits of a pod need and the kernel lacks.
+pub(crate) fn missed_controllers(spec: &PodSpec, node: &NodeFacts) -> Vec<&'static str> {
+    let is_limited = |controller: &&&str| {
+        spec.all_containers().map(of_container).any(|own| match **controller {
+            "memory" => own.memory_limit_bytes > Some(0),
+            "cpu" => own.cpu_limit_milli > Some(0),
+            _ => node.limits_pids,
+        })
+    };
+    node.lacking_controllers.iter().filter(is_limited).copied().collect()
 }
 
 /// The resources of a pod: the sum over the containers that run together, or the largest stage of its start.

@@ -7,7 +7,7 @@
 
 use crate::answer::Level;
 use crate::images::image::Image;
-use crate::node::facts::ApiServer;
+use crate::node::facts::{self, ApiServer};
 use crate::pods::admission::{self, host_ports};
 use crate::pods::environment::{self, EnvProblem, Sources};
 use crate::pods::event::{
@@ -130,7 +130,14 @@ impl Life {
         (self.doubt, self.hindrance) = (None, None);
         self.saved.is_stale = true;
         match verdict {
-            Ok(()) => self.verdict = Verdict::Admitted,
+            Ok(()) => {
+                self.verdict = Verdict::Admitted;
+                let missed = resources::missed_controllers(&pod.spec, node);
+                if !missed.is_empty() {
+                    let message = facts::limits_not_kept(&missed);
+                    self.announce(true, kedge_api::LIMITS_NOT_KEPT, message, ctx.actions);
+                }
+            }
             Err(rejection) => self.reject(rejection, ctx),
         }
     }
