@@ -242,8 +242,8 @@ fn host_facts_are_read_every_ten_seconds() {
     let mut world = running("nodeLeaseDurationSeconds: 160");
     world.run_for(HOUR);
     let looks = world.seen.iter().filter(|seen| matches!(seen, Seen::Asked(Action::ReadHostFacts))).count();
-    // every 10 s, stretched by up to 4 %
-    assert!((346..=361).contains(&looks), "{looks}");
+    // every 10 s, stretched by up to 4 %, and a sixteenth later where nothing else wakes the node
+    assert!((326..=361).contains(&looks), "{looks}");
 }
 
 #[test]

@@ -113,7 +113,8 @@ impl NodeSight {
 impl LeaseSight {
     /// Reads a Lease stored at `version`.
     pub(super) fn of(lease: &Value, version: u64) -> LeaseSight {
-        let named = lease["spec"]["leaseDurationSeconds"].as_i64().unwrap_or(0);
+        let named = lease["spec"]["leaseDurationSeconds"].as_u64().unwrap_or(0);
+        let named = i64::try_from(named).unwrap_or(i64::MAX);
         LeaseSight { version, duration_secs: span(named).as_secs() }
     }
 }
