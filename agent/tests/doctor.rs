@@ -273,7 +273,7 @@ fn agent_that_runs_is_asked_for_its_flags() {
     answering(&run, vec![("/status", status)]);
     let found = doctor(&["--run-dir", run.to_str().unwrap()], None);
     found.has("kubeconfig", "FAIL", &kubeconfig);
-    found.has("crun", "WARN", "/nosuch/crun is not there");
+    found.has("crun", "FAIL", "no pod can begin here: /nosuch/crun is not there");
 }
 
 #[test]
