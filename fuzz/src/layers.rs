@@ -179,8 +179,11 @@ fn packed(unpacker: &Unpacker, bytes: &[u8], packing: &str) {
         && packing == "gzip"
     {
         let mut plain = Vec::new();
-        std::io::copy(&mut flate2::bufread::MultiGzDecoder::new(bytes), &mut plain)
-            .expect("it was unpacked before");
+        match std::io::copy(&mut flate2::bufread::MultiGzDecoder::new(bytes), &mut plain) {
+            // a wrong checksum: the agent does not read it, because digests judge the bytes on both sides of it
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return,
+            unpacked => unpacked.expect("it was unpacked before"),
+        };
         assert_eq!(*diff, digest(&plain));
         assert_same(&judged(unpacker, &plain, "plain"), &found);
     }
