@@ -89,7 +89,7 @@ impl RuntimeHealth {
     fn missing(&self) -> Option<String> {
         match self.program.is_file() {
             true => locked(&self.obstacle).clone(),
-            false => Some(format!("{} is not there", self.program.display())),
+            false => Some(format!("{} is not there: no container can start", self.program.display())),
         }
     }
 
@@ -133,7 +133,7 @@ impl RuntimeHealth {
         }
         match since.get_or_insert_with(Instant::now).elapsed() < LATE {
             true => not_ready(&why),
-            false => Runtime::Missing(format!("no container can start: {why}")),
+            false => Runtime::Missing(why),
         }
     }
 }
@@ -491,7 +491,7 @@ impl RuntimeLoop {
         }
         if pause.is_none() {
             let why = self.health.missing().unwrap_or_default();
-            log::warn!("no container can start: {why}; what runs goes on, looking again");
+            log::warn!("{why}; what runs goes on, looking again");
         }
         Some((Instant::now(), pause.map_or(FIRST_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE))))
     }
@@ -621,10 +621,10 @@ mod tests {
         let crun = std::env::temp_dir().join(format!("kedge-crun-{}", std::process::id()));
         let health = RuntimeHealth::of(crun.clone());
         health.expect_within(Duration::from_secs(1000), "follow the containers");
-        let not_ready = format!("container runtime is not ready: {} is not there", crun.display());
+        let missing = format!("{} is not there: no container can start", crun.display());
+        let not_ready = format!("container runtime is not ready: {missing}");
         assert_eq!(health.report(), Runtime::NotReady(not_ready.clone()), "a package may be replaced");
         *locked(&health.missing_since) = Instant::now().checked_sub(LATE);
-        let missing = format!("no container can start: {} is not there", crun.display());
         assert_eq!(health.report(), Runtime::Missing(missing));
         std::fs::write(&crun, "").unwrap();
         assert_eq!(health.report(), Runtime::Ready);

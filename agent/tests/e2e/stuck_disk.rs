@@ -264,7 +264,7 @@ fn static_pods_that_hang_hold_up_no_record() {
     }
     wait_until("the look at the runtime", PATIENCE, || {
         let log = setup.agent().log_text();
-        log.contains("no pods can run: ") || log.contains("no container can start: ")
+        log.contains("no pods can run: ") || log.contains("no container can start")
     });
     let local_runs_since = Instant::now();
     wait_until("local to be unmixed with what ran before", PATIENCE, || {

@@ -111,7 +111,7 @@ fn node_without_crun_rejects_pods_until_there_is_one() {
         agent.start().unwrap();
         let mut site = Site { cluster };
 
-        let not_there = format!("{} is not there", crun.display());
+        let not_there = format!("{} is not there: no container can start", crun.display());
         let is_missing = |site: &Site| {
             let (status, reason, message) = site.ready();
             status == "False" && reason == "NoContainerRuntime" && message.ends_with(&not_there)
