@@ -46,10 +46,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// Least memory for all pods together, whatever is reserved: with less not even one would start.
 const LEAST_MEMORY: u64 = 64 << 20;
 
-/// How long crun may be missing before pods are rejected for that: a disk may be mounted late, and a package
-/// replaced.
-const LATE: Duration = Duration::from_secs(20);
-
 /// The state of the runtime.
 #[derive(Debug, Default)]
 pub(crate) struct RuntimeHealth {
@@ -58,8 +54,6 @@ pub(crate) struct RuntimeHealth {
     program: PathBuf,
     /// Why no container can begin, though what there is can be followed and ended.
     obstacle: Mutex<Option<String>>,
-    /// Since when that is so, as far as it was asked.
-    missing_since: Mutex<Option<Instant>>,
     /// The controllers that the kernel lacks, once somebody has looked.
     lacking_controllers: Mutex<Option<Vec<&'static str>>>,
     /// Ends the wait of the loop.
@@ -121,20 +115,13 @@ impl RuntimeHealth {
             }
             Health::Works { .. } => {}
         }
-        let mut since = locked(&self.missing_since);
-        let Some(why) = self.missing() else {
-            *since = None;
-            return Runtime::Ready;
-        };
+        let Some(why) = self.missing() else { return Runtime::Ready };
         if locked(&self.obstacle).is_some()
             && let Some(waker) = self.waker.get()
         {
             waker.wake();
         }
-        match since.get_or_insert_with(Instant::now).elapsed() < LATE {
-            true => not_ready(&why),
-            false => Runtime::Missing(why),
-        }
+        Runtime::Missing(why)
     }
 }
 
@@ -617,19 +604,16 @@ mod tests {
     }
 
     #[test]
-    fn missing_crun_is_noticed_after_a_while_and_so_is_its_return() {
+    fn missing_crun_is_noticed_and_so_is_its_return() {
         let crun = std::env::temp_dir().join(format!("kedge-crun-{}", std::process::id()));
         let health = RuntimeHealth::of(crun.clone());
         health.expect_within(Duration::from_secs(1000), "follow the containers");
         let missing = format!("{} is not there: no container can start", crun.display());
-        let not_ready = format!("container runtime is not ready: {missing}");
-        assert_eq!(health.report(), Runtime::NotReady(not_ready.clone()), "a package may be replaced");
-        *locked(&health.missing_since) = Instant::now().checked_sub(LATE);
-        assert_eq!(health.report(), Runtime::Missing(missing));
+        assert_eq!(health.report(), Runtime::Missing(missing.clone()));
         std::fs::write(&crun, "").unwrap();
         assert_eq!(health.report(), Runtime::Ready);
         std::fs::remove_file(&crun).unwrap();
-        assert_eq!(health.report(), Runtime::NotReady(not_ready));
+        assert_eq!(health.report(), Runtime::Missing(missing));
     }
 
     #[test]

@@ -30,6 +30,10 @@ const RUNTIME_START: Duration = Duration::from_secs(10);
 /// When it is looked at again if it has not reported meanwhile that it works.
 const RUNTIME_LOOK: Duration = Duration::from_secs(1);
 
+/// How long the runtime's program may be missing before pods are rejected for that: a disk may be mounted
+/// late, and a package replaced.
+const MISSING_FOR: Duration = Duration::from_secs(20);
+
 /// A look at the host joins any other work of the agent in the last eighth of its period, by default a
 /// renewal, so that an idle node wakes once for both. On its own it starts a sixteenth of the period late;
 /// otherwise both would take turns.
@@ -64,6 +68,8 @@ pub(crate) struct Heartbeat {
     pub(crate) posts: u64,
     host_facts: Due,
     awaits_host_facts: bool,
+    /// The first of the last looks that all found no program of the runtime.
+    missing_since: Option<Duration>,
     began: Duration,
     disk_stalled_since: Option<Duration>,
 }
@@ -85,6 +91,7 @@ impl Heartbeat {
             posts: 0,
             host_facts: Due::at(turn.now.mono),
             awaits_host_facts: false,
+            missing_since: None,
             began: turn.now.mono,
             disk_stalled_since: None,
         }
@@ -133,12 +140,13 @@ impl Heartbeat {
     /// limits, while a configuration is on trial.
     pub(crate) fn observe(
         &mut self,
-        facts: HostFacts,
+        mut facts: HostFacts,
         config: &Config,
         floor: Option<&Floor>,
         turn: &mut Turn,
     ) -> Vec<Notice> {
         self.awaits_host_facts = false;
+        facts.runtime = self.lasting(facts.runtime, turn.now);
         // a restart of the agent is not a change of the node's pods
         if facts.runtime == Runtime::Starting && turn.now.mono < self.began.saturating_add(RUNTIME_START) {
             self.host_facts = Due::at(turn.now.mono.saturating_add(RUNTIME_LOOK));
@@ -155,6 +163,19 @@ impl Heartbeat {
             Notice { warning: false, reason, message }
         };
         self.status.pressures.news(before).into_iter().map(notice).collect()
+    }
+
+    /// The state by which pods are judged: a runtime that has just gone is not ready, and rejects none.
+    fn lasting(&mut self, runtime: Runtime, now: Now) -> Runtime {
+        let Runtime::Missing(why) = runtime else {
+            self.missing_since = None;
+            return runtime;
+        };
+        let since = *self.missing_since.get_or_insert(now.mono);
+        match now.mono < since.saturating_add(MISSING_FOR) {
+            true => Runtime::NotReady(format!("container runtime is not ready: {why}")),
+            false => Runtime::Missing(why),
+        }
     }
 
     pub(crate) fn refresh_facts(&mut self, config: &Config, turn: &mut Turn) {
@@ -377,6 +398,25 @@ mod tests {
             let mut actions = vec![];
             act(config, &mut Turn { now, options, jitter, outbox, actions: &mut actions })
         }
+    }
+
+    #[test]
+    fn runtime_that_comes_back_soon_rejects_nothing() {
+        let mut bench = Bench::new();
+        let mut heartbeat = bench.at(0, |_, turn| Heartbeat::new(40, turn));
+        let gone = || Runtime::Missing("crun is not there".into());
+        let mut check = |secs, runtime, expect: Runtime| {
+            let facts = HostFacts { runtime, ..HostFacts::default() };
+            bench.at(secs, |config, turn| heartbeat.observe(facts, config, None, turn));
+            assert_eq!(heartbeat.facts().map(|facts| facts.runtime.clone()), Some(expect), "after {secs} s");
+        };
+        let not_ready = || Runtime::NotReady("container runtime is not ready: crun is not there".into());
+        check(0, gone(), not_ready());
+        check(19, gone(), not_ready());
+        check(20, gone(), gone());
+        check(30, Runtime::Ready, Runtime::Ready);
+        check(40, gone(), not_ready());
+        check(60, gone(), gone());
     }
 
     #[test]
