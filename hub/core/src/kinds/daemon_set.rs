@@ -135,28 +135,8 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
 }
 
 fn warnings(new: &Value, old: Option<&Value>) -> Vec<String> {
-    let template = old.map(|old| &old["spec"]["template"]);
-    let mut warnings = warnings::of_change(&new["spec"]["template"], template, "spec.template.");
-    // told once: not again with each change of a set that has it already
-    if surges_into_its_own_ports(new) && !old.is_some_and(surges_into_its_own_ports) {
-        warnings.push(
-            "spec.updateStrategy.rollingUpdate.maxSurge: no update can go on, because the new pod needs a hostPort \
-             that the old one holds until it is replaced; use maxUnavailable"
-                .to_owned(),
-        );
-    }
-    warnings
-}
-
-/// Whether an update would wait for ever: the second pod on a node wants a port of the node that the first
-/// one holds (Kubernetes issue 106417).
-fn surges_into_its_own_ports(set: &Value) -> bool {
-    let surges = is_zero(&set["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"]) == Some(false);
-    let containers = set["spec"]["template"]["spec"]["containers"].as_array();
-    let has_port = |port: &Value| port["hostPort"].as_i64().is_some_and(|port| port != 0);
-    let holds =
-        |container: &Value| container["ports"].as_array().is_some_and(|ports| ports.iter().any(has_port));
-    surges && containers.is_some_and(|containers| containers.iter().any(holds))
+    let old = old.map(|old| &old["spec"]["template"]);
+    warnings::of_change(&new["spec"]["template"], old, "spec.template.")
 }
 
 fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
@@ -392,27 +372,6 @@ mod tests {
             Some(&old),
             &["spec.selector: Invalid value: {\"matchLabels\":{\"b\":\"1\"}}: field is immutable"],
         );
-    }
-
-    #[test]
-    fn surge_with_a_host_port_warns_once() {
-        let surging = |surge: Value, port: Value| {
-            set(move |set| {
-                set["spec"]["updateStrategy"] =
-                    json!({"rollingUpdate": {"maxUnavailable": 0, "maxSurge": surge}});
-                set["spec"]["template"]["spec"]["containers"][0]["ports"] =
-                    json!([{"containerPort": 80, "hostPort": port}]);
-            })
-        };
-        let surges = |set: &Value, old: Option<&Value>| {
-            warnings(set, old).iter().any(|warning| warning.contains("the new pod needs a hostPort"))
-        };
-        let stuck = surging(json!("10%"), json!(80));
-        assert!(surges(&stuck, None));
-        assert!(!surges(&stuck, Some(&stuck)));
-        assert!(!surges(&surging(json!("0%"), json!(80)), None));
-        assert!(!surges(&surging(json!(1), Value::Null), None));
-        assert!(surges(&stuck, Some(&surging(json!(0), json!(80)))));
     }
 
     #[test]
