@@ -9,6 +9,10 @@ pub const NODE_GROUP: &str = "system:nodes";
 pub const NODE_USER_PREFIX: &str = "system:node:";
 /// Every caller with a credential is in this group.
 pub const AUTHENTICATED_GROUP: &str = "system:authenticated";
+/// The group of every caller with a bootstrap token.
+pub const BOOTSTRAP_GROUP: &str = "system:bootstrappers";
+/// The user of a bootstrap token is this prefix and the token's id.
+pub const BOOTSTRAP_USER_PREFIX: &str = "system:bootstrap:";
 /// Signs client certificates for anybody but administrators.
 pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 /// Signs client certificates for nodes.

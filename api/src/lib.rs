@@ -26,8 +26,8 @@ pub mod yaml;
 pub use config_map::ConfigMap;
 pub use event::{Event, EventSource, ObjectReference};
 pub use identity::{
-    ADMIN_GROUP, AUTHENTICATED_GROUP, CLIENT_SIGNER, NODE_GROUP, NODE_SIGNER, NODE_USER_PREFIX,
-    SERVING_SIGNER,
+    ADMIN_GROUP, AUTHENTICATED_GROUP, BOOTSTRAP_GROUP, BOOTSTRAP_USER_PREFIX, CLIENT_SIGNER, NODE_GROUP,
+    NODE_SIGNER, NODE_USER_PREFIX, SERVING_SIGNER,
 };
 pub use maintenance::{MAINTENANCE_ANNOTATION, MOST_WINDOWS, MaintenanceWindows, Opening, WINDOW_EXPECTED};
 pub use meta::{ObjectMeta, OwnerReference};

@@ -9,6 +9,7 @@
 
 mod attributes;
 mod authorizer;
+pub mod bootstrap_token;
 pub mod certificate_request;
 pub mod denied;
 #[cfg(test)]

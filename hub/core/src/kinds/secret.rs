@@ -10,6 +10,7 @@ use super::table::{Column, age, count};
 use super::{names, schema};
 use crate::decode;
 use crate::field_error::{FieldError, FieldErrors};
+use crate::identity::bootstrap_token;
 use crate::value::{at, text};
 
 /// All values of one Secret together; upstream's limit.
@@ -65,7 +66,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     if total > TOTAL_BYTES {
         errors.push(FieldError::too_long("data", TOTAL_BYTES));
     }
-    validate_type(new, errors);
+    validate_type(new, old, errors);
     let Some(old) = old else { return };
     if new["type"] != old["type"] {
         errors.push(FieldError::invalid("type", new["type"].clone(), "field is immutable"));
@@ -82,7 +83,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
 }
 
 /// Upstream's rules for the types it knows; any other type is free.
-fn validate_type(new: &Value, errors: &mut FieldErrors) {
+fn validate_type(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     let has = |key: &str| at(new, &["data", key]).is_some();
     let require = |key: &str, errors: &mut FieldErrors| {
         if !has(key) {
@@ -109,6 +110,7 @@ fn validate_type(new: &Value, errors: &mut FieldErrors) {
             require("tls.crt", errors);
             require("tls.key", errors);
         }
+        bootstrap_token::TYPE => bootstrap_token::validate(new, old, errors),
         _ => {}
     }
 }
