@@ -7,7 +7,8 @@
 use crate::config::disk::AssignedNow;
 use crate::config::judge;
 use crate::config::records::{BadKind, ConfigRecord};
-use crate::config::running::{SyncProblem, View};
+use crate::config::requested::SyncProblem;
+use crate::config::running::View;
 use crate::config::standing::{Obstacle, Standing, Substitute};
 use kedge_api::{ConfigMapNodeConfigSource, NodeConfigSource, NodeConfigStatus};
 

@@ -7,21 +7,27 @@
 //! back node would restart for ever); a download is never parsed here; a failed write changes nothing but the
 //! time of the next try.
 
+mod comparing;
+mod fallback;
+mod trial;
+mod verdicts;
+
 use crate::answer::Now;
 use crate::config::digest::Identity;
-use crate::config::disk::{AssignedNow, Disk, payload};
-use crate::config::judge::{self, Role};
+use crate::config::disk::{AssignedNow, Disk};
+use crate::config::judge;
 use crate::config::records::{
-    Asked, Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, Complaints, ConfigRecord, Counts,
-    Current, Known, LastKnownGood, RanAs, Recorded, Startups, StateFile, Verdict, shortened,
+    Assigned, BadConfigs, CheckpointName, Complaints, ConfigRecord, Counts, Current, Known, LastKnownGood,
+    RanAs, Startups, StateFile, Verdict,
 };
-use crate::config::source::{self, RequestedSource, Source};
-use crate::config::standing::{Obstacle, Rank, Standing, Substitute};
+use crate::config::requested::{Object, SyncProblem};
+use crate::config::source;
+use crate::config::source::{RequestedSource, Source};
+use crate::config::standing::{Obstacle, Standing, Substitute};
 use crate::config::start::{Facts, Floor, InUse, Started};
+use crate::config::transition::{Job, Transition};
 use crate::kubelet::Effective;
 use crate::writes::{Outcome, Step, Steps, Suspend, Suspendable};
-use kedge_api::{ConfigMap, excerpt};
-use serde_json::Value;
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -29,212 +35,6 @@ use std::time::Duration;
 /// After a failed write the next try waits this long: the disk is likely full, and trying sooner does not
 /// free it.
 const RETRY_WRITE: Duration = Duration::from_secs(60);
-
-/// UIDs that wait to be forgiven: each is a request by a person at the node, and a hung disk must not let
-/// them pile up.
-const WAITING_TO_BE_FORGIVEN: usize = 8;
-
-/// Longest annotation with a request to forgive: a UID of 64 bytes, and as much again to distinguish one
-/// request from another.
-const LONGEST_ASKED_BYTES: usize = 128;
-
-/// The ConfigMap that the source names, as last read.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Object {
-    /// Not read yet.
-    Unread,
-    /// It does not exist.
-    Missing,
-    /// It could not be read; the reason.
-    Unreadable(String),
-    /// It has this UID and resourceVersion; its content was not read, because it is on disk.
-    Unchanged {
-        uid: String,
-        resource_version: String,
-    },
-    Here(Rc<Value>),
-    /// It has this UID and resourceVersion, and the records agree with it. Its content, perhaps a mebibyte,
-    /// was dropped.
-    Compared {
-        uid: String,
-        resource_version: String,
-    },
-    /// It has this UID and resourceVersion, and cannot be assigned; why. Its content was dropped, too.
-    Refused {
-        uid: String,
-        resource_version: String,
-        problem: SyncProblem,
-    },
-}
-
-impl Object {
-    /// Whether `other` adds nothing to the facts about this version of the object.
-    fn is(&self, other: &Self) -> bool {
-        match self {
-            // a refused object is compared again if its content arrives again: the first may have arrived
-            // damaged
-            Self::Here(_) | Self::Refused { .. } => {
-                matches!(other, Self::Unchanged { .. }) && self.version() == other.version()
-            }
-            Self::Compared { .. } => self.version() == other.version(),
-            _ => false,
-        }
-    }
-
-    /// The ConfigMap's UID and resourceVersion, once they are known.
-    fn version(&self) -> Option<(&str, &str)> {
-        match self {
-            Self::Unread | Self::Missing | Self::Unreadable(_) => None,
-            Self::Unchanged { uid, resource_version }
-            | Self::Compared { uid, resource_version }
-            | Self::Refused { uid, resource_version, .. } => Some((uid, resource_version)),
-            Self::Here(here) => {
-                let part = |pointer: &str| here.pointer(pointer).and_then(Value::as_str);
-                Some((part("/metadata/uid")?, part("/metadata/resourceVersion")?))
-            }
-        }
-    }
-
-    /// The problem lasts as long as this version of the object: its content is not needed any more.
-    fn refused(&self, problem: SyncProblem) -> Self {
-        let (uid, resource_version) = self.version().unwrap_or_default();
-        Self::Refused { uid: uid.to_owned(), resource_version: resource_version.to_owned(), problem }
-    }
-}
-
-/// The source's config could not be assigned: the condition is Unknown, with this reason.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum SyncProblem {
-    /// The source is invalid.
-    Invalid(String),
-    /// Any other failure between the source and a durable assignment.
-    Failed(String),
-}
-
-impl SyncProblem {
-    /// Much of it may be a client's text, and every watcher of Nodes gets the condition.
-    fn shortened(self) -> Self {
-        match self {
-            Self::Invalid(why) => Self::Invalid(shortened(&why)),
-            Self::Failed(why) => Self::Failed(shortened(&why)),
-        }
-    }
-}
-
-/// A transition under way.
-#[derive(Debug, Clone)]
-struct Job {
-    kind: Transition,
-    outcomes: Vec<Outcome>,
-}
-
-/// All counts without those that led to verdicts.
-#[derive(Debug, Clone, PartialEq)]
-struct Emptied {
-    startups: Startups,
-    /// Whether there were any.
-    is_due: bool,
-}
-
-/// The transitions that a running agent makes (RULES.md, "Durable writes").
-#[derive(Debug, Clone, PartialEq)]
-enum Transition {
-    /// Adopts a config with this verdict while the config runs that a start would choose.
-    AdoptBad {
-        checkpoint: Option<Vec<u8>>,
-        current: Current,
-        is: Identity,
-        verdict: Verdict,
-    },
-    Adopt {
-        checkpoint: Option<Vec<u8>>,
-        current: Current,
-        is: Identity,
-        startups: Startups,
-    },
-    NoteSource {
-        current: Current,
-    },
-    Unassign {
-        current: Current,
-        why: String,
-    },
-    TrialProgress {
-        startups: Startups,
-        bad: Option<BadConfigs>,
-    },
-    Promote {
-        startups: Startups,
-        config: ConfigRecord,
-        previous: Option<ConfigRecord>,
-        bad: Option<BadConfigs>,
-    },
-    SilentTrial {
-        startups: Startups,
-    },
-    WaitOver {
-        why: String,
-        emptied: Emptied,
-        bad: BadConfigs,
-        closed: Startups,
-    },
-    TryAssigned {
-        why: String,
-        startups: Startups,
-    },
-    RecordVerdict {
-        bad: BadConfigs,
-        emptied: Emptied,
-    },
-    /// Records the Node's request to forgive, or that it was withdrawn, without another effect.
-    NoteAsked {
-        bad: BadConfigs,
-    },
-    Forgive {
-        uid: String,
-        bad: BadConfigs,
-        emptied: Emptied,
-    },
-    CleanExit {
-        why: String,
-        closed: Option<Startups>,
-        /// With the counts without those that led to the verdict.
-        verdict: Option<(BadConfigs, Option<Startups>)>,
-    },
-}
-
-/// Names of the transitions, for the log and for counting those that a simulation reached.
-impl Transition {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Adopt { .. } | Self::AdoptBad { .. } => "adopt",
-            Self::NoteSource { .. } => "note-source",
-            Self::Unassign { .. } => "unassign",
-            Self::TrialProgress { .. } => "trial-progress",
-            Self::Promote { .. } => "promote",
-            Self::SilentTrial { .. } => "silent-trial",
-            Self::WaitOver { .. } => "wait-over",
-            Self::TryAssigned { .. } => "try-assigned",
-            Self::RecordVerdict { .. } => "record-verdict",
-            Self::NoteAsked { .. } => "note-asked",
-            Self::Forgive { .. } => "forgive",
-            Self::CleanExit { .. } => "clean-exit",
-        }
-    }
-
-    /// Whether the run ends after it.
-    fn exits(&self) -> bool {
-        matches!(
-            self,
-            Self::Adopt { .. }
-                | Self::Unassign { .. }
-                | Self::SilentTrial { .. }
-                | Self::WaitOver { .. }
-                | Self::TryAssigned { .. }
-                | Self::CleanExit { .. }
-        )
-    }
-}
 
 /// The next thing to do about the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -301,15 +101,6 @@ impl Hold {
             self.length.as_secs()
         )
     }
-}
-
-/// A config that is set aside, and tried again after a wait.
-struct Waiting {
-    uid: String,
-    is: Identity,
-    verdict: Verdict,
-    /// How long the running config must run well before that.
-    wait_ms: u64,
 }
 
 /// How a transition ended.
@@ -485,19 +276,6 @@ impl Configuration {
         self.requested = Some(requested);
     }
 
-    /// The text of the Node's annotation `kedge.dev/forgive`, if there is one.
-    pub(crate) fn asked_to_forgive(&mut self, asked: Option<&str>) {
-        let asked = asked.filter(|asked| asked.len() <= LONGEST_ASKED_BYTES).unwrap_or_default();
-        // the record of it was lost with the list, or is in another version's list: the Node's request may
-        // have been obeyed long ago
-        let may_be_old = self.heard_of.is_none() && (self.began_list || self.verdicts_were_lost());
-        let is_withdrawn = asked.is_empty() && self.noted().is_none();
-        if may_be_old || is_withdrawn {
-            self.heard_of = Some(asked.to_owned());
-        }
-        self.asked_to_forgive = Some(asked.to_owned());
-    }
-
     /// Another API server answers from now on: versions and objects of the old one must not be compared with
     /// its objects.
     pub(crate) fn server_changed(&mut self) {
@@ -624,47 +402,6 @@ impl Configuration {
         self.stop.is_some()
     }
 
-    /// `kedge config forgive UID`.
-    pub(crate) fn forgive(&mut self, uid: &str) -> Forgiveness {
-        let answer = self.forgiveness(uid);
-        if answer == Forgiveness::Taken && !self.waits_to_be_forgiven(uid) {
-            self.forgive.push(uid.to_owned());
-        }
-        answer
-    }
-
-    /// The outcome of such a request at this moment.
-    pub(crate) fn forgiveness(&self, uid: &str) -> Forgiveness {
-        if !self.facts.dynamic {
-            return Forgiveness::SwitchedOff;
-        }
-        if !self.has_verdict(uid) {
-            return Forgiveness::NothingKnown;
-        }
-        if self.is_exiting() {
-            return Forgiveness::Exiting;
-        }
-        if self.forgive.len() >= WAITING_TO_BE_FORGIVEN && !self.waits_to_be_forgiven(uid) {
-            return Forgiveness::TooMany;
-        }
-        Forgiveness::Taken
-    }
-
-    /// Whether there is a verdict, as far as the list is readable.
-    fn has_verdict(&self, uid: &str) -> bool {
-        match &self.disk.bad_configs {
-            Known::Is(bad) => {
-                bad.entries().any(|(other, ..)| other == uid) || self.is_assigned(uid) && self.is_doubted()
-            }
-            Known::Absent => false,
-            Known::Unknown { .. } => true,
-        }
-    }
-
-    fn waits_to_be_forgiven(&self, uid: &str) -> bool {
-        self.forgive.iter().any(|other| other == uid)
-    }
-
     /// The exit, for which everything is written, cannot happen, for this reason; `None` if it can.
     pub(crate) fn hold_up_end(&mut self, held_up: Option<String>) {
         self.held_up = held_up;
@@ -693,54 +430,6 @@ impl Configuration {
         // it would be adopted again at once, and last-known-good would be lost for nothing
         let is_asked = self.requested.as_ref().is_some_and(|requested| *requested != RequestedSource::Nil);
         is_asked.then(|| format!("the Node still asks for a config; clear {} first", self.place))
-    }
-
-    /// The list of bad configs was edited by hand, which is a supported repair.
-    pub(crate) fn bad_configs_edited(&mut self, bad: Known<BadConfigs>) {
-        if !self.facts.dynamic {
-            // the list was never read, so this is not an edit
-            return;
-        }
-        let bad = if bad == Known::Absent { Known::Is(BadConfigs::default()) } else { bad };
-        if let Known::Unknown { why, .. } = &bad {
-            let message = format!(
-                "bad-configs.json changed and cannot be read ({why}); the list as it was stays in force"
-            );
-            self.notices.push(Notice { warning: true, reason: "BadConfigsUnreadable", message });
-        }
-        if bad.known().is_none() || self.disk.bad_configs == bad {
-            return;
-        }
-        if self.job.is_some() {
-            // a transition under way uses the list as it was at its begin
-            self.edited_bad = Some(bad);
-            return;
-        }
-        self.take_bad_configs(bad);
-    }
-
-    /// Somebody else wrote the list on disk.
-    fn take_bad_configs(&mut self, bad: Known<BadConfigs>) {
-        let before = std::mem::replace(&mut self.disk.bad_configs, bad);
-        let chain = self.chain();
-        for (_, config, is) in &chain {
-            self.disk.take_over_verdicts(&config.uid, is);
-        }
-        let of_deeds = |list: &Known<BadConfigs>, config: &ConfigRecord, is: &Identity| {
-            let verdict = list.known().and_then(|bad| bad.verdict(&config.uid, Some(is)));
-            verdict.is_some_and(|verdict| !verdict.kind.is_of_text())
-        };
-        let is_gone = |config: &ConfigRecord, is: &Identity| {
-            of_deeds(&before, config, is) && !of_deeds(&self.disk.bad_configs, config, is)
-        };
-        let gone = chain.iter().filter(|(_, config, is)| is_gone(config, is)).map(|(.., is)| *is);
-        // the counts of a config whose entry was removed are dropped, too: the next start finds that in its
-        // record
-        self.startups = self.without_counts(gone).startups;
-        if let Some(noted) = self.noted().map(str::to_owned) {
-            self.heard_of = Some(noted);
-        }
-        self.rejudge();
     }
 
     /// Running time of the config in use since its last counted startup.
@@ -909,6 +598,66 @@ impl Configuration {
             deadlines.push(self.not_before);
         }
         deadlines.into_iter().map(|at| at.max(self.not_before)).filter(|at| *at > now.mono).min()
+    }
+
+    /// The transition that is due, first match.
+    fn due(&mut self, now: Now) -> Option<Transition> {
+        if let Some(why) = &self.stop {
+            let closed = self.counts_running().then(|| self.closed(now));
+            let verdict = self.unrecorded_verdict().map(|bad| {
+                let emptied = self.condemned().zip(closed.clone());
+                let emptied = emptied.map(|(is, mut closed)| {
+                    closed.forgive(RanAs::Payload(is.payload));
+                    closed
+                });
+                (bad, emptied)
+            });
+            return Some(Transition::CleanExit { why: why.clone(), closed, verdict });
+        }
+        if !self.facts.dynamic {
+            return None;
+        }
+        if let Some(kind) = self.asked_for(now) {
+            return Some(kind);
+        }
+        let from_source = self.compare_source(now);
+        if self.unnamed.is_some() && from_source.is_none() && self.sync.is_none() {
+            // the config is not wanted any more
+            (self.unnamed, self.must_sweep) = (None, true);
+        }
+        if now.mono < self.not_before {
+            return None;
+        }
+        from_source
+            .or_else(|| self.promotion(now))
+            .or_else(|| self.silent_trial(now))
+            .or_else(|| self.progress(now))
+            .or_else(|| self.retry_assigned(now))
+            .or_else(|| self.asked_from_afar(now))
+    }
+
+    fn asked_for(&self, now: Now) -> Option<Transition> {
+        let Some(uid) = self.forgive.first().cloned() else {
+            // a record must come before an exit; but while the disk refuses writes, more important ones are
+            // tried first
+            if !self.write_failed
+                && let Some(kind) = self.asked_from_afar(now)
+            {
+                return Some(kind);
+            }
+            let why = "reset to the local config on request, restarting to use it".to_owned();
+            // until it is done, because it was promised
+            return (self.reset && now.mono >= self.not_before)
+                .then(|| Transition::Unassign { current: self.reset_current(), why });
+        };
+        Some(self.forgiving(uid))
+    }
+
+    /// `current` after a reset. The node decides it, not its present Node: that one may need the config to
+    /// fall back to, and only the Node that assigned it removes it by assigning nothing.
+    fn reset_current(&self) -> Current {
+        let recorded = self.disk.current.known().map(|current| current.node_uid.as_str());
+        Current::reset(recorded.unwrap_or_default())
     }
 
     fn run(&mut self, now: Now) -> Option<Next> {
@@ -1300,804 +1049,6 @@ impl Configuration {
             self.rejudge();
         }
     }
-
-    // ------------------------------------------------------------------------------------------ comparing
-
-    /// The transition that is due, first match.
-    fn due(&mut self, now: Now) -> Option<Transition> {
-        if let Some(why) = &self.stop {
-            let closed = self.counts_running().then(|| self.closed(now));
-            let verdict = self.unrecorded_verdict().map(|bad| {
-                let emptied = self.condemned().zip(closed.clone());
-                let emptied = emptied.map(|(is, mut closed)| {
-                    closed.forgive(RanAs::Payload(is.payload));
-                    closed
-                });
-                (bad, emptied)
-            });
-            return Some(Transition::CleanExit { why: why.clone(), closed, verdict });
-        }
-        if !self.facts.dynamic {
-            return None;
-        }
-        if let Some(kind) = self.asked_for(now) {
-            return Some(kind);
-        }
-        let from_source = self.compare_source(now);
-        if self.unnamed.is_some() && from_source.is_none() && self.sync.is_none() {
-            // the config is not wanted any more
-            (self.unnamed, self.must_sweep) = (None, true);
-        }
-        if now.mono < self.not_before {
-            return None;
-        }
-        from_source
-            .or_else(|| self.promotion(now))
-            .or_else(|| self.silent_trial(now))
-            .or_else(|| self.progress(now))
-            .or_else(|| self.retry_assigned(now))
-            .or_else(|| self.asked_from_afar(now))
-    }
-
-    fn asked_for(&self, now: Now) -> Option<Transition> {
-        let Some(uid) = self.forgive.first().cloned() else {
-            // a record must come before an exit; but while the disk refuses writes, more important ones are
-            // tried first
-            if !self.write_failed
-                && let Some(kind) = self.asked_from_afar(now)
-            {
-                return Some(kind);
-            }
-            let why = "reset to the local config on request, restarting to use it".to_owned();
-            // until it is done, because it was promised
-            return (self.reset && now.mono >= self.not_before)
-                .then(|| Transition::Unassign { current: self.reset_current(), why });
-        };
-        Some(self.forgiving(uid))
-    }
-
-    /// Records the Node's request to forgive, and obeys it if there is a verdict now: never later, because a
-    /// request that stays on the Node is not about the next verdict. A withdrawn request may be made again.
-    fn asked_from_afar(&self, now: Now) -> Option<Transition> {
-        let asked = self.asked_to_forgive.as_deref().filter(|_| now.mono >= self.not_before)?;
-        if self.noted().unwrap_or_default() == asked {
-            return None;
-        }
-        let noted = (!asked.is_empty()).then(|| Asked { time: now.wall, text: asked.to_owned() });
-        let uid = asked.split_whitespace().next().unwrap_or_default();
-        let is_new = self.heard_of.as_deref() != Some(asked) && !uid.is_empty();
-        if is_new && !self.has_verdict(uid) && self.is_assigned(uid) && self.has_unrecorded_verdict() {
-            // the verdict is recorded first, and forgiven then
-            return None;
-        }
-        if is_new && self.has_verdict(uid) {
-            let mut kind = self.forgiving(uid.to_owned());
-            if let Transition::Forgive { bad, .. } = &mut kind {
-                bad.forgiven = noted;
-            }
-            return Some(kind);
-        }
-        let mut bad = match &self.disk.bad_configs {
-            Known::Is(bad) => bad.clone(),
-            Known::Absent => BadConfigs::default(),
-            // an unreadable list may not be replaced for this record alone
-            Known::Unknown { .. } => return None,
-        };
-        bad.forgiven = noted;
-        Some(Transition::NoteAsked { bad })
-    }
-
-    /// The verdict on the assigned config waits for the disk.
-    fn has_unrecorded_verdict(&self) -> bool {
-        self.standing.unrecorded().is_some()
-    }
-
-    /// The request that the list has recorded.
-    fn noted(&self) -> Option<&str> {
-        self.disk.bad_configs.known()?.forgiven.as_ref().map(|noted| noted.text.as_str())
-    }
-
-    /// The list is unreadable, or has replaced an unreadable one.
-    fn verdicts_were_lost(&self) -> bool {
-        match &self.disk.bad_configs {
-            Known::Is(bad) => bad.doubted.is_some(),
-            Known::Absent => false,
-            Known::Unknown { .. } => true,
-        }
-    }
-
-    fn forgiving(&self, uid: String) -> Transition {
-        let mut bad = match &self.disk.bad_configs {
-            Known::Is(bad) => bad.clone(),
-            Known::Absent => BadConfigs::default(),
-            Known::Unknown { .. } => self.verdicts_lost(),
-        };
-        bad.forgive(&uid);
-        if self.is_assigned(&uid) {
-            bad.doubted = None;
-        }
-        let forgiven = self.chain().into_iter().filter(|(_, config, _)| config.uid == uid);
-        let emptied = self.without_counts(forgiven.map(|(.., is)| is));
-        Transition::Forgive { uid, bad, emptied }
-    }
-
-    /// All counts without those of these configs, except for the running one.
-    fn without_counts(&self, of: impl Iterator<Item = Identity>) -> Emptied {
-        let mut emptied = Emptied { startups: self.startups.clone(), is_due: false };
-        for ran_as in of.map(|is| RanAs::Payload(is.payload)).filter(|other| *other != self.in_use.ran_as()) {
-            emptied.is_due |= self.startups.counts_for(ran_as);
-            emptied.startups.forgive(ran_as);
-        }
-        emptied
-    }
-
-    /// `current` after a reset. The node decides it, not its present Node: that one may need the config to
-    /// fall back to, and only the Node that assigned it removes it by assigning nothing.
-    fn reset_current(&self) -> Current {
-        let recorded = self.disk.current.known().map(|current| current.node_uid.as_str());
-        Current::reset(recorded.unwrap_or_default())
-    }
-
-    /// Compares the source with `current` (RULES.md, "Sources"). Sets the condition's problem with the
-    /// source.
-    fn compare_source(&mut self, now: Now) -> Option<Transition> {
-        let requested = self.requested.clone()?;
-        let (problem, transition) = match &requested {
-            RequestedSource::Nil => self.compare_nil(),
-            RequestedSource::Invalid(why) => self.compare_invalid(why),
-            RequestedSource::Correct(source) => match self.object.clone() {
-                // there is no new fact: the condition stays as it is
-                Object::Unread => return None,
-                Object::Missing => {
-                    self.compare_invalid(&format!("invalid NodeConfigSource, {source} does not exist"))
-                }
-                Object::Unreadable(why) => {
-                    (Some(SyncProblem::Failed(format!("failed to download {source}: {why}"))), None)
-                }
-                Object::Unchanged { uid, resource_version } => {
-                    match self.recorded(source).cloned().filter(|old| old.config.is(&uid, &resource_version))
-                    {
-                        Some(recorded) => {
-                            self.edited = None;
-                            (None, self.source_is_current(recorded))
-                        }
-                        // the source has another key meanwhile, or the checkpoint was lost
-                        None => {
-                            (self.object, self.must_read) = (Object::Unread, true);
-                            return None;
-                        }
-                    }
-                }
-                Object::Compared { .. } => match self.recorded(source).cloned() {
-                    Some(recorded) => (None, self.source_is_current(recorded)),
-                    None => {
-                        (self.object, self.must_read) = (Object::Unread, true);
-                        return None;
-                    }
-                },
-                Object::Refused { problem, .. } => self.refused(problem),
-                Object::Here(object) => match self.compare_object(now, source, &object) {
-                    Ok(transition) => (None, transition),
-                    Err(problem) => {
-                        self.object = self.object.refused(problem.clone());
-                        self.refused(problem)
-                    }
-                },
-            },
-        };
-        // A problem stays in the condition while a transition is under way, otherwise each try on a full disk
-        // would look like a change. And it is not reported before it is recorded, unless recording failed: a
-        // power cut would take it back.
-        let is_under_way = transition.is_some() && (problem.is_none() || now.mono >= self.not_before);
-        if !is_under_way {
-            self.sync = problem.map(SyncProblem::shortened);
-        }
-        transition
-    }
-
-    fn compare_nil(&self) -> (Option<SyncProblem>, Option<Transition>) {
-        let known = self.disk.current.known();
-        match self.disk.assigned() {
-            AssignedNow::Local => {
-                // the Node that assigned wants the local config, too: the mark of a reset is not needed any
-                // more
-                let is_kept = |current: &Current| current.reset && current.node_uid != self.node_uid;
-                let noted = known.map(|current| match is_kept(current) {
-                    true => Current { invalid_source: None, ..current.clone() },
-                    false => Current::local(&self.node_uid),
-                });
-                let is_due = known.is_some_and(|current| {
-                    current.invalid_source.is_some() || current.reset && !is_kept(current)
-                });
-                (None, noted.filter(|_| is_due).map(|current| Transition::NoteSource { current }))
-            }
-            AssignedNow::Config(config, _) => {
-                let same_node = known.is_some_and(|current| current.node_uid == self.node_uid);
-                if same_node || self.asked_by == self.node_uid {
-                    let why = "the Node asks for no config, restarting to use the local one".to_owned();
-                    let current = Current::local(&self.node_uid);
-                    return (None, Some(Transition::Unassign { current, why }));
-                }
-                // another Node's source was invalid: this one has no source, so the assigned config may run
-                // again
-                let valid = known.filter(|current| current.invalid_source.is_some());
-                let valid = valid.map(|current| Current { invalid_source: None, ..current.clone() });
-                let why = format!(
-                    "{} is empty on a Node that is not the one that assigned {} (UID: {}); \
-                     set a source, or run kedge config reset on the node",
-                    self.place, config.source, config.uid
-                );
-                let transition = valid.map(|current| Transition::NoteSource { current });
-                (Some(SyncProblem::Failed(why)), transition)
-            }
-            AssignedNow::Unknown(why) => (
-                Some(SyncProblem::Failed(format!(
-                    "{} is empty, but the previous assignment is unknown ({why}); \
-                     set a source, or run kedge config reset on the node",
-                    self.place
-                ))),
-                None,
-            ),
-        }
-    }
-
-    fn compare_invalid(&self, why: &str) -> (Option<SyncProblem>, Option<Transition>) {
-        // in the record's form, or the next start would find another text and write it again
-        let why = &shortened(why);
-        let problem = Some(SyncProblem::Invalid(why.clone()));
-        let current = match (&self.disk.current, self.disk.assigned()) {
-            (Known::Is(current), _) => current.clone(),
-            (Known::Absent, AssignedNow::Local) => Current::local(&self.node_uid),
-            // an unreadable record is not replaced by a note about another matter
-            _ => return (problem, None),
-        };
-        if current.invalid_source.as_ref() == Some(why) {
-            return (problem, None);
-        }
-        let current =
-            Current { invalid_source: Some(why.clone()), node_uid: self.node_uid.clone(), ..current };
-        (problem, Some(Transition::NoteSource { current }))
-    }
-
-    /// The object cannot be assigned until it is edited.
-    fn refused(&self, problem: SyncProblem) -> (Option<SyncProblem>, Option<Transition>) {
-        match problem {
-            SyncProblem::Invalid(why) => self.compare_invalid(&why),
-            SyncProblem::Failed(_) => (Some(problem), None),
-        }
-    }
-
-    /// An error is about the object: it lasts as long as the source and this version of the object.
-    fn compare_object(
-        &mut self,
-        now: Now,
-        source: &Source,
-        object: &Value,
-    ) -> Result<Option<Transition>, SyncProblem> {
-        let part = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-        let (uid, resource_version) = (part("/metadata/uid"), part("/metadata/resourceVersion"));
-        if let Source::Pinned { uid: wanted, .. } = source
-            && wanted != uid
-        {
-            return Err(SyncProblem::Invalid(format!(
-                "invalid ObjectReference, UID {wanted:?} does not match UID of downloaded ConfigMap {:?}",
-                excerpt(uid)
-            )));
-        }
-        let failed = |why: String| Err(SyncProblem::Failed(shortened(&why)));
-        let found = (part("/metadata/namespace"), part("/metadata/name"));
-        if found != source.object() {
-            let found = format!("ConfigMap {}/{}", excerpt(found.0), excerpt(found.1));
-            return failed(format!("failed to download {source}: the API server answered with {found}"));
-        }
-        if CheckpointName::new(uid, resource_version).is_none() {
-            return failed(format!(
-                "{source}: UID {:?} or resourceVersion {:?} cannot be a file name",
-                excerpt(uid),
-                excerpt(resource_version)
-            ));
-        }
-        let text = match kedge_api::read::from_value::<ConfigMap>(object)
-            .map_err(|error| format!("it is not a ConfigMap: {}", shortened(&error.to_string())))
-            .and_then(|map| payload(map, source))
-        {
-            Ok(text) => text,
-            Err(why) => return failed(format!("failed to download {source}: {why}")),
-        };
-        let is = Identity::of(uid, text.as_bytes(), &self.facts.overrides);
-        let read = (uid.to_owned(), resource_version.to_owned());
-        let old = self.disk.current.known().and_then(|current| current.assigned.clone());
-        // Compared by payload, not by resourceVersion: every change of the object's metadata makes a new
-        // version, and each adoption would cost a restart and a new trial. A lost checkpoint has no payload
-        // to compare with.
-        match (old, self.assigned) {
-            (Some(old), Some(recorded)) if recorded.payload == is.payload => {
-                self.edited = None;
-                Ok(self.same_payload(source, read, old))
-            }
-            (Some(old), Some(_))
-                if matches!(source, Source::Pinned { .. })
-                    && old.config.uid == uid
-                    && old.config.source == *source =>
-            {
-                self.edited = Some(format!(
-                    "{source} was edited (resourceVersion {resource_version}, assigned {}); a source pinned to a UID \
-                     does not follow edits",
-                    old.config.resource_version
-                ));
-                self.object = Object::Compared { uid: read.0, resource_version: read.1 };
-                Ok(self.source_is_current(old))
-            }
-            _ => {
-                self.edited = None;
-                self.adoption(now, source, object, is)
-            }
-        }
-    }
-
-    /// The payload is the recorded one, perhaps of another object, under another name or key, or for another
-    /// Node: `current` is rewritten with the new names, and the checkpoint stays. A new version alone is not
-    /// worth a write.
-    fn same_payload(&mut self, source: &Source, read: (String, String), old: Assigned) -> Option<Transition> {
-        let (uid, resource_version) = read;
-        let same_object = old.config.uid == uid && old.config.source == *source;
-        let version =
-            if same_object { old.config.resource_version.clone() } else { resource_version.clone() };
-        // in the first release's form the object's name is the checkpoint's, too
-        let digest = match &self.assigned {
-            Some(is) if !same_object => Recorded::Payload(is.payload),
-            _ => old.config.digest,
-        };
-        let config = ConfigRecord {
-            source: source.clone(),
-            uid: uid.clone(),
-            resource_version: version,
-            digest,
-            ..old.config
-        };
-        let due = self.source_is_current(Assigned { config, ..old });
-        if due.is_none() {
-            self.object = Object::Compared { uid, resource_version };
-        }
-        due
-    }
-
-    /// Another payload: it is assigned.
-    fn adoption(
-        &self,
-        now: Now,
-        source: &Source,
-        object: &Value,
-        is: Identity,
-    ) -> Result<Option<Transition>, SyncProblem> {
-        let part = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-        let (uid, resource_version) = (part("/metadata/uid"), part("/metadata/resourceVersion"));
-        // a last-known-good may have this payload: then it is on disk, and whole
-        let has_it = |good: Option<Identity>| good.is_some_and(|good| good.payload == is.payload);
-        let good = self.disk.fallback().filter(|_| has_it(self.last_known_good));
-        let good = good.or_else(|| self.disk.previous().filter(|_| has_it(self.previous)));
-        let own = CheckpointName::of(uid, is.payload).expect("the UID was checked");
-        // this download repairs a damaged or lost one
-        let named = self.disk.fallback().into_iter().chain(self.disk.previous());
-        let lost = named.into_iter().find(|good| good.payload() == Some(is.payload));
-        let name = good.or(lost).map_or(own, |good| good.checkpoint.clone());
-        let is_there = good.is_some() || self.unnamed.as_ref() == Some(&name);
-        let checkpoint =
-            (!is_there).then(|| serde_json::to_vec(object).expect("a JSON value is written as it was read"));
-        if let Some(bytes) = checkpoint.as_ref().map(Vec::len).filter(|bytes| *bytes > CHECKPOINT_BYTES) {
-            // a checkpoint that is too large to be read back would be adopted again at every start
-            let why = format!("{source} has {bytes} bytes, expected at most {CHECKPOINT_BYTES}");
-            return Err(SyncProblem::Failed(shortened(&why)));
-        }
-        let config = ConfigRecord {
-            source: source.clone(),
-            uid: uid.to_owned(),
-            resource_version: resource_version.to_owned(),
-            checkpoint: name,
-            digest: Recorded::Payload(is.payload),
-        };
-        let current = Current {
-            assigned: Some(Assigned { config, since: Some(now.wall), downloaded: true }),
-            ..Current::local(&self.node_uid)
-        };
-        let transition = match self.known_to_be_bad(uid, &is) {
-            Some(verdict) => Transition::AdoptBad { checkpoint, current, is, verdict },
-            None => Transition::Adopt { checkpoint, current, is, startups: self.handed_over(now) },
-        };
-        Ok(Some(transition))
-    }
-
-    /// The verdict that keeps this content from running, if a start with it assigned would choose the running
-    /// config: a restart would change nothing.
-    fn known_to_be_bad(&self, uid: &str, is: &Identity) -> Option<Verdict> {
-        let verdict = self.verdict_against(uid, is)?;
-        let is_banned = |config: Option<&ConfigRecord>, is: Option<Identity>| match (config, is) {
-            (Some(config), Some(is)) => self.verdict_against(&config.uid, &is).is_some(),
-            // there is no fallback, or its content is unavailable
-            _ => true,
-        };
-        let (good, previous) = (self.last_known_good, self.previous);
-        let first = if !is_banned(self.disk.fallback(), good) {
-            good
-        } else if !is_banned(self.disk.previous(), previous) {
-            previous
-        } else {
-            None
-        };
-        let runs = self.in_use.config.as_ref().map(|(_, is)| is.payload);
-        (first.map(|is| is.payload) == runs && first.map(|is| is.payload) != Some(is.payload))
-            .then_some(verdict)
-    }
-
-    /// The verdict that keeps a content from running now.
-    fn verdict_against(&self, uid: &str, is: &Identity) -> Option<Verdict> {
-        self.disk.verdict(uid, Some(is), self.is_proven(is)).filter(|verdict| !verdict.retry)
-    }
-
-    /// The source names the recorded config: only the record of an invalid source, or the Node's UID, may
-    /// have to change.
-    fn source_is_current(&self, assigned: Assigned) -> Option<Transition> {
-        let current = Current { assigned: Some(assigned), ..Current::local(&self.node_uid) };
-        (self.disk.current.known() != Some(&current)).then_some(Transition::NoteSource { current })
-    }
-
-    /// Replaces an unreadable list: it may have had the assigned config.
-    fn verdicts_lost(&self) -> BadConfigs {
-        BadConfigs::default().doubting(self.assigned.map(|is| is.payload))
-    }
-
-    /// Whether the assigned config is of the object with this UID.
-    fn is_assigned(&self, uid: &str) -> bool {
-        matches!(self.disk.assigned(), AssignedNow::Config(config, _) if config.uid == uid)
-    }
-
-    // ------------------------------------------------------------------------------------------ trial
-
-    /// Whether running time counts: not where the records are left alone.
-    fn counts_running(&self) -> bool {
-        self.facts.dynamic && self.in_use.counts.open.is_some()
-    }
-
-    /// The counts as of now: the running config's running time, silence where it matters, and after a whole
-    /// trial no startups.
-    fn progressed(&self, now: Now) -> Startups {
-        let settled = self.in_use.terms.settled_after_ms();
-        let ran_ms = self.ran_ms(now).min(self.counts_up_to_ms());
-        let downloaded = matches!(self.disk.assigned(), AssignedNow::Config(_, true));
-        let (in_trial, waited_for) = (self.in_trial() && downloaded, !self.waiting().is_empty());
-        let silent_ms = if in_trial || waited_for { self.silent_ms(now) } else { 0 };
-        // less than the time between two saves is not worth a write of its own
-        let is_long = silent_ms >= self.in_use.terms.save_every_ms(self.saved_ran_ms);
-        let silent_ms = if is_long { silent_ms } else { 0 };
-        let worst_silence_ms = if waited_for { self.in_use.counts.worst_silence_ms } else { 0 };
-        // no rule needs more
-        let silent_ms = silent_ms.min(self.patience_ms().max(judge::LONGEST_WAIT_MS));
-        let mut startups = self.startups.clone();
-        let mut counts =
-            Counts { ran_ms, silent_ms, worst_silence_ms, cuts: 0, ..self.in_use.counts.clone() };
-        if ran_ms >= settled {
-            counts.startups.clear();
-        }
-        match self.hold_ms() {
-            // a hold never ends in a trial before the promotion: crashes that a config on trial causes must
-            // show while pods are held
-            Some(hold_ms) if ran_ms >= hold_ms && !self.in_trial() => {
-                (startups.hold, startups.held) = (false, startups.held.saturating_add(1));
-                counts.ran_ms = 0;
-            }
-            None if ran_ms >= settled => startups.held = 0,
-            _ => {}
-        }
-        startups.set(self.in_use.ran_as(), counts);
-        startups
-    }
-
-    /// Pods are held: the config that crashed too often is proven, and not known to be at fault.
-    pub(crate) fn are_pods_held(&self) -> bool {
-        self.startups.hold
-    }
-
-    /// The hold, for people.
-    pub(crate) fn hold(&self) -> Option<Hold> {
-        let length = Duration::from_millis(self.hold_ms()?);
-        Some(Hold { length, awaits_promotion: self.in_trial() })
-    }
-
-    /// The rest of it, if there is no crash meanwhile.
-    pub(crate) fn hold_left(&self, now: Now) -> Option<Duration> {
-        let left = Duration::from_millis(self.hold_ms()?.saturating_sub(self.ran_ms(now)));
-        Some(left.max(self.trial_left(now).unwrap_or_default()))
-    }
-
-    /// How long pods are held, if they are.
-    fn hold_ms(&self) -> Option<u64> {
-        self.startups.hold.then(|| judge::hold_ms(self.startups.held, self.in_use.terms))
-    }
-
-    /// Most running time that is recorded: no rule needs more.
-    fn counts_up_to_ms(&self) -> u64 {
-        let terms = self.in_use.terms;
-        terms.settled_after_ms().max(terms.trial_ms).max(self.longest_wait_ms())
-    }
-
-    fn save_due_ms(&self) -> u64 {
-        let every = self.in_use.terms.save_every_ms(self.saved_ran_ms);
-        // a long wait is saved in eighths: a cut may cost that much of it
-        let every = every.max(self.longest_wait_ms() / 8);
-        // and so is a long silence, once nothing else must be saved: a suspected config may be silent for a
-        // day
-        let is_ran = self.in_trial() && self.saved_ran_ms >= self.in_use.terms.settled_after_ms();
-        let every = if is_ran { every.max(self.patience_ms() / 8) } else { every };
-        let due = self.saved_ran_ms.saturating_add(every);
-        // a save exactly at the end of the trial, not a little after it
-        let ends = [self.in_use.terms.trial_ms, self.in_use.terms.settled_after_ms(), self.counts_up_to_ms()];
-        ends.into_iter().filter(|end| self.saved_ran_ms < *end).fold(due, u64::min)
-    }
-
-    fn promotion(&self, now: Now) -> Option<Transition> {
-        let due = self.counts_running() && self.standing == Standing::InTrial { is_promotable: true };
-        let (config, is) = self.in_use.config.as_ref().filter(|_| due)?;
-        // it was tried again, and had contact: the suspicion is over
-        let bad = self.without_retried(&config.uid, is);
-        // its old payload, whatever the form of its record
-        let previous = self.disk.fallback().zip(self.last_known_good);
-        let previous =
-            previous.map(|(good, is)| ConfigRecord { digest: Recorded::Payload(is.payload), ..good.clone() });
-        let mut startups = self.progressed(now);
-        let ours = self.ours(&startups).unsuspected();
-        startups.set(self.in_use.ran_as(), ours);
-        Some(Transition::Promote { startups, config: config.clone(), previous, bad })
-    }
-
-    /// The list without the verdict on a config that was tried again and runs well; `None` if there is no
-    /// such verdict.
-    fn without_retried(&self, uid: &str, is: &Identity) -> Option<BadConfigs> {
-        let bad = self.disk.bad_configs.known()?;
-        bad.verdict(uid, Some(is)).filter(|verdict| verdict.retry)?;
-        let mut bad = bad.clone();
-        bad.clear(uid, is).then_some(bad)
-    }
-
-    /// How long the config in use may be silent in its trial.
-    fn patience_ms(&self) -> u64 {
-        let entry = self.in_use.config.as_ref().and_then(|(config, is)| {
-            self.disk.bad_configs.known()?.verdict(&config.uid, Some(is)).filter(|verdict| verdict.retry)
-        });
-        judge::patience_ms(self.in_use.terms, entry.as_ref())
-    }
-
-    fn silent_trial(&self, now: Now) -> Option<Transition> {
-        let downloaded = matches!(self.disk.assigned(), AssignedNow::Config(_, true));
-        let role = Role {
-            assigned: self.standing.is_assigned(),
-            downloaded,
-            last_known_good: !self.in_trial(),
-            proven: !self.in_trial(),
-        };
-        let (startups, terms) = (self.progressed(now), self.in_use.terms);
-        let ours = self.ours(&startups);
-        let due = self.counts_running() && judge::lost_contact(&ours, self.patience_ms(), terms, role);
-        due.then(|| {
-            let mut startups = startups.closed();
-            if judge::has_no_end(&ours, terms) {
-                // the start uses it alone
-                let lost_ms = ours.lost_ms.saturating_add(ours.ran_ms);
-                startups.set(self.in_use.ran_as(), Counts { lost_ms, ran_ms: 0, open: None, ..ours });
-            }
-            Transition::SilentTrial { startups }
-        })
-    }
-
-    /// Whether more running time changes nothing: all recorded running time is on disk, no trial is under
-    /// way, pods are not held, and the config in use has no verdict that its running well removes.
-    fn is_settled(&self) -> bool {
-        let retried =
-            self.in_use.config.as_ref().and_then(|(config, is)| self.without_retried(&config.uid, is));
-        self.saved_ran_ms >= self.counts_up_to_ms()
-            && !self.in_trial()
-            && !self.startups.hold
-            && retried.is_none()
-    }
-
-    fn progress(&mut self, now: Now) -> Option<Transition> {
-        let is_due = self.ran_ms(now) >= self.save_due_ms() || self.began_anew(now);
-        if !(self.counts_running() && !self.is_settled() && is_due) {
-            return None;
-        }
-        let startups = self.progressed(now);
-        // a proven config that was tried again is promoted by no trial: it ran well with pods, which is
-        // enough
-        let has_run_well = !self.in_trial()
-            && !startups.hold
-            && self.ours(&startups).ran_ms >= self.in_use.terms.settled_after_ms();
-        let config = self.in_use.config.as_ref().filter(|_| has_run_well);
-        let bad = config.and_then(|(config, is)| self.without_retried(&config.uid, is));
-        if bad.is_none() && self.disk.startups.known() == Some(&startups) {
-            // the trial is over and waits for a renewal
-            self.saved_ran_ms = self.ran_ms(now);
-            return None;
-        }
-        Some(Transition::TrialProgress { startups, bad })
-    }
-
-    /// The trial restarted since progress was saved, or has kept restarting for as long as between two saves:
-    /// a power cut must undo neither.
-    fn began_anew(&self, now: Now) -> bool {
-        let saved_ms = self.ours(&self.startups).lost_ms;
-        let lost_ms = self.in_use.counts.lost_ms.saturating_sub(saved_ms);
-        let is_saved = self.ran_ms(now) >= self.saved_ran_ms;
-        self.in_trial() && lost_ms > 0 && (!is_saved || lost_ms >= self.in_use.terms.save_every_ms(0))
-    }
-
-    // ------------------------------------------------------------------------------------------ while a
-    // fallback runs
-
-    /// While a fallback runs: whether the obstacle to the assigned config is gone.
-    fn retry_assigned(&self, now: Now) -> Option<Transition> {
-        if self.standing.is_assigned() {
-            return None;
-        }
-        if let Some(over) = self.wait_over(now) {
-            return Some(over);
-        }
-        if let Some(uid) = self.standing.fallback().and_then(|fallback| fallback.freed.as_ref()) {
-            let why = format!("the config with UID {uid} can be fallen back to again, restarting");
-            return Some(Transition::TryAssigned { why, startups: self.handed_over(now) });
-        }
-        if !matches!(self.disk.assigned(), AssignedNow::Config(..)) {
-            return None;
-        }
-        match (self.standing.obstacle(), &self.assigned) {
-            (Some(Obstacle::Marked { recorded: false, .. }), _) => {
-                let emptied = self.without_counts(self.condemned().into_iter());
-                self.unrecorded_verdict().map(|bad| Transition::RecordVerdict { bad, emptied })
-            }
-            (None | Some(Obstacle::NotRecorded(_)), Some(_)) => {
-                let why = "the assigned config can be tried now, restarting".into();
-                Some(Transition::TryAssigned { why, startups: self.handed_over(now) })
-            }
-            _ => None,
-        }
-    }
-
-    /// The list with the verdict on the assigned config that could not be written yet.
-    fn unrecorded_verdict(&self) -> Option<BadConfigs> {
-        let verdict = self.standing.unrecorded()?;
-        let AssignedNow::Config(config, _) = self.disk.assigned() else { return None };
-        let mut bad = match &self.disk.bad_configs {
-            Known::Is(bad) => bad.clone(),
-            Known::Absent => BadConfigs::default(),
-            Known::Unknown { .. } => return None,
-        };
-        bad.mark(&config.uid, self.assigned.as_ref()?, verdict.clone(), &self.disk.in_use());
-        Some(bad)
-    }
-
-    /// The assigned config, if its verdict could not be written yet, and its counts led to that: they are
-    /// dropped when it is.
-    fn condemned(&self) -> Option<Identity> {
-        let is_of_deeds = self.standing.unrecorded().is_some_and(|verdict| !verdict.kind.is_of_text());
-        self.assigned.filter(|_| is_of_deeds)
-    }
-
-    /// The configs that a start would try, in this order, as far as their content is available.
-    fn chain(&self) -> Vec<(Rank, ConfigRecord, Identity)> {
-        let assigned = match self.disk.assigned() {
-            AssignedNow::Config(config, _) => Some(config),
-            _ => None,
-        };
-        let chain = [
-            (Rank::Assigned, assigned, self.assigned),
-            (Rank::LastKnownGood, self.disk.fallback().cloned(), self.last_known_good),
-            (Rank::Previous, self.disk.previous().cloned(), self.previous),
-        ];
-        chain.into_iter().filter_map(|(rank, config, is)| Some((rank, config?, is?))).collect()
-    }
-
-    /// Those of them that come before the running one.
-    fn before_in_use(&self) -> Vec<(Rank, ConfigRecord, Identity)> {
-        self.chain().into_iter().filter(|(rank, ..)| self.standing.is_behind(*rank)).collect()
-    }
-
-    /// The configs that would run before the one in use, and are tried again after a wait.
-    fn waiting(&self) -> Vec<Waiting> {
-        let has_verdicts = self.disk.bad_configs.known().is_some_and(|bad| !bad.is_empty());
-        if !has_verdicts || matches!(self.disk.assigned(), AssignedNow::Local) {
-            return Vec::new();
-        }
-        let is_invalid = self.disk.invalid_source().is_some();
-        let waits = |(rank, config, is): (Rank, ConfigRecord, Identity)| {
-            let verdict = self.verdict_against(&config.uid, &is)?;
-            let wait_ms = judge::wait_ms(&verdict, self.in_use.terms)?;
-            (rank != Rank::Assigned || !is_invalid).then_some(Waiting {
-                uid: config.uid,
-                is,
-                verdict,
-                wait_ms,
-            })
-        };
-        self.before_in_use().into_iter().filter_map(waits).collect()
-    }
-
-    /// How long the running config must run well at most before a waiting config is tried again, or before
-    /// pods are released.
-    fn longest_wait_ms(&self) -> u64 {
-        let waits = self.waiting().into_iter().map(|waiting| waiting.wait_ms);
-        waits.chain(self.hold_ms()).max().unwrap_or_default()
-    }
-
-    fn wait_over(&self, now: Now) -> Option<Transition> {
-        let is_over = |waiting: &Waiting| {
-            let may_end = match waiting.verdict.kind {
-                BadKind::Contact => self.in_use.counts.contact,
-                // the running config must run well with its pods
-                BadKind::Proven => !self.startups.hold,
-                _ => true,
-            };
-            may_end && self.ran_ms(now) >= waiting.wait_ms
-        };
-        let waiting = self.counts_running().then(|| self.waiting())?;
-        let Waiting { uid, is, verdict, .. } = waiting.into_iter().find(is_over)?;
-        let (why, patience_ms) = match verdict.kind {
-            // the terms of the waiting config are known again when it is parsed; until then those of the
-            // running one
-            BadKind::Contact => (
-                "the network works again, restarting to try the assigned config once more".to_owned(),
-                judge::patience_after_ms(self.in_use.terms, self.in_use.counts.worst_silence_ms),
-            ),
-            _ => (format!("restarting to try the config with UID {uid} once more"), verdict.patience_ms),
-        };
-        let mut bad = self.disk.bad_configs.known()?.clone();
-        bad.mark(&uid, &is, Verdict { retry: true, patience_ms, ..verdict }, &self.disk.in_use());
-        let mut closed = self.handed_over(now);
-        closed.forgive(RanAs::Payload(is.payload));
-        let emptied = self.without_counts([is].into_iter());
-        Some(Transition::WaitOver { why, emptied, bad, closed })
-    }
-
-    /// Judges the assigned config again after verdicts or content may have changed.
-    fn rejudge(&mut self) {
-        if self.standing.is_assigned() {
-            return;
-        }
-        self.rejudge_fallbacks();
-        let AssignedNow::Config(config, _) = self.disk.assigned() else { return };
-        let marked = match &self.assigned {
-            Some(is) => self.verdict_against(&config.uid, is),
-            // an entry without contents also bans a content that was not downloaded yet
-            None => self.disk.verdict(&config.uid, None, false).filter(|verdict| !verdict.retry),
-        };
-        let is_doubted = self.is_doubted();
-        match marked {
-            Some(verdict) => self.standing.marked(verdict),
-            None => {
-                self.standing.cleared(|obstacle| match obstacle {
-                    Obstacle::Marked { recorded, .. } => *recorded,
-                    Obstacle::VerdictsUnknown(_) => !is_doubted,
-                    _ => false,
-                });
-            }
-        }
-    }
-
-    /// Whether the assigned config may have been in a list that could not be read.
-    fn is_doubted(&self) -> bool {
-        let is_lost = self.disk.bad_configs.unknown().is_some();
-        is_lost || self.assigned.is_some_and(|is| self.disk.is_doubted(&is))
-    }
-
-    /// A fallback without a verdict any more can replace one that ranks below it.
-    fn rejudge_fallbacks(&mut self) {
-        for (rank, config, is) in self.before_in_use() {
-            if self.verdict_against(&config.uid, &is).is_none() {
-                self.standing.free(rank, &config.uid);
-            }
-        }
-    }
-
-    fn waits_for_disk(&self) -> bool {
-        self.standing.waits_for_disk() || self.sync.is_some()
-    }
 }
 
 /// Why a config does not run, for an Event: which one, the reason, and field and place if there are any.
@@ -2118,7 +1069,7 @@ fn close(closed: &Startups, disk: &mut Disk, steps: &mut Steps) -> Suspendable<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::records::Read;
+    use crate::config::records::{CHECKPOINT_BYTES, Read};
     use crate::config::start::{self, Parsed};
     use kedge_api::Timestamp;
     use serde_json::json;
