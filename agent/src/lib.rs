@@ -14,6 +14,7 @@ mod faults;
 pub mod flags;
 mod forecast;
 mod help;
+mod identity;
 pub mod images;
 pub mod kubelet_api;
 pub mod local;

@@ -5,7 +5,7 @@
 //! used, and a machine called `raspberrypi` joins as the node that its kubeconfig is for. Leaves to others:
 //! the host's own name, which stays a label.
 
-use crate::kubelet_api::server::x509::subject_name;
+use crate::identity::x509::subject_name;
 use crate::net::kubeconfig::{self, Kubeconfig};
 use kedge_api::NODE_USER_PREFIX;
 use std::path::Path;

@@ -7,7 +7,6 @@
 //! the agent is changed, and its lock is never taken. Leaves to others: the node's own checks (`node`), those
 //! for pods (`containers`), the way to the server (`server`).
 
-pub(crate) mod certificate;
 mod containers;
 mod finding;
 mod flush;

@@ -2,10 +2,10 @@
 //! name, connection, TLS, clock, rights. The first failure ends them: the later ones would only fail for the
 //! same reason.
 
-use super::certificate;
 use crate::doctor::finding;
 use crate::doctor::finding::{Finding, within};
 use crate::errors::chain;
+use crate::identity::certificate;
 use crate::net::client::{Api, Client, MERGE_PATCH, Request};
 use crate::net::credentials::ApiOptions;
 use crate::net::error::NetError;

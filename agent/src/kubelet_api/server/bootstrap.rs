@@ -19,9 +19,9 @@ use kedge_platform::Files;
 use serde_json::{Value, json};
 
 use super::identity::of_pem;
-use super::x509::{self, Names};
-use crate::doctor::certificate::validity;
 use crate::errors::chain;
+use crate::identity::certificate::validity;
+use crate::identity::x509::{self, Names};
 use crate::net::client::{Api, Client, Request};
 use crate::net::kubeconfig::MAX_PEM_BYTES;
 

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::x509;
+use crate::identity::x509;
 use crate::kubelet_api::Request;
 
 /// The group of every authenticated user.

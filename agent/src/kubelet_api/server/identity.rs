@@ -21,8 +21,8 @@ use rustls::server::{ServerSessionMemoryCache, WebPkiClientVerifier};
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig};
 
-use super::x509;
 use crate::errors::chain;
+use crate::identity::x509;
 use crate::net::kubeconfig::{MAX_CERTIFICATES, MAX_PEM_BYTES, Stamp};
 use crate::net::transport::{CertificateClock, WallClock};
 

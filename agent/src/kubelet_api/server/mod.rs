@@ -21,7 +21,6 @@ mod process;
 mod reviews;
 mod rights;
 mod strangers;
-pub(crate) mod x509;
 
 use std::ffi::OsString;
 use std::io;

@@ -1,5 +1,4 @@
-//! The expiry of a certificate: the one field that the doctor reads of an X.509 certificate (RFC 5280 section
-//! 4.1).
+//! The validity of an X.509 certificate (RFC 5280 section 4.1).
 //!
 //! Always holds: no input panics; the result for an unreadable certificate is `None`. Leaves verification to
 //! rustls.
@@ -7,7 +6,7 @@
 use crate::net::date::days_since_1970;
 
 /// The end of the validity of a DER certificate, in seconds since 1970.
-pub(super) fn not_after(der: &[u8]) -> Option<u64> {
+pub(crate) fn not_after(der: &[u8]) -> Option<u64> {
     validity(der).map(|(_, end)| end)
 }
 

@@ -3,7 +3,6 @@
 //!
 //! Always holds: no input panics; an unreadable subject counts as missing. Leaves verification to rustls.
 
-use crate::kubelet_api::server::x509;
 use std::net::IpAddr;
 
 use base64::Engine as _;
@@ -13,7 +12,7 @@ use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use crate::doctor::certificate::{EXPLICIT_VERSION, SEQUENCE, value};
+use crate::identity::certificate::{EXPLICIT_VERSION, SEQUENCE, value};
 
 const INTEGER: u8 = 0x02;
 const BIT_STRING: u8 = 0x03;
@@ -44,15 +43,15 @@ const SERVER_AUTH: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
 
 /// A certificate's subject, as Kubernetes reads it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Subject {
+pub(crate) struct Subject {
     /// The common name; the last one if there are several.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// The organizations.
-    pub(super) groups: Vec<String>,
+    pub(crate) groups: Vec<String>,
 }
 
 /// The subject of a certificate in DER.
-pub(super) fn subject(der: &[u8]) -> Option<Subject> {
+pub(crate) fn subject(der: &[u8]) -> Option<Subject> {
     let (SEQUENCE, certificate, _) = value(der)? else { return None };
     let (SEQUENCE, mut fields, _) = value(certificate)? else { return None };
     if let (EXPLICIT_VERSION, _, rest) = value(fields)? {
@@ -91,7 +90,7 @@ pub(super) fn subject(der: &[u8]) -> Option<Subject> {
 ///
 /// # Errors
 /// The machine has no randomness.
-pub(super) fn self_signed(name: &str) -> Result<String, ring::error::Unspecified> {
+pub(crate) fn self_signed(name: &str) -> Result<String, ring::error::Unspecified> {
     let names = match name.parse() {
         Ok(address) => Names { addresses: vec![address], ..Names::default() },
         Err(_) => Names { dns: vec![name.to_owned()], ..Names::default() },
@@ -126,23 +125,23 @@ pub(super) fn self_signed(name: &str) -> Result<String, ring::error::Unspecified
 
 /// The names in a server's certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Names {
-    pub(super) dns: Vec<String>,
-    pub(super) addresses: Vec<IpAddr>,
+pub(crate) struct Names {
+    pub(crate) dns: Vec<String>,
+    pub(crate) addresses: Vec<IpAddr>,
 }
 
 /// A new key in PEM.
 ///
 /// # Errors
 /// The machine has no randomness.
-pub(super) fn new_key() -> Result<String, ring::error::Unspecified> {
+pub(crate) fn new_key() -> Result<String, ring::error::Unspecified> {
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new())?;
     Ok(pem("PRIVATE KEY", pkcs8.as_ref()))
 }
 
 /// A request in PEM (PKCS 10) for a certificate of a node's server, and its name, which is derived from the
 /// key; `None` if the key is not one of ours.
-pub(super) fn request(node: &str, names: &Names, key: &[u8]) -> Option<(String, String)> {
+pub(crate) fn request(node: &str, names: &Names, key: &[u8]) -> Option<(String, String)> {
     let random = SystemRandom::new();
     let PrivateKeyDer::Pkcs8(pkcs8) = PrivateKeyDer::from_pem_slice(key).ok()? else { return None };
     let key =
@@ -229,7 +228,7 @@ fn pem(label: &str, der: &[u8]) -> String {
 
 /// The common name of a certificate in DER.
 pub(crate) fn subject_name(der: &[u8]) -> Option<String> {
-    x509::subject(der).map(|subject| subject.name)
+    subject(der).map(|subject| subject.name)
 }
 
 #[cfg(test)]
