@@ -19,6 +19,7 @@ mod node;
 pub mod pod_numbers;
 mod pull_ahead;
 pub mod read;
+pub mod serial;
 mod text;
 mod time;
 pub mod yaml;

@@ -31,7 +31,7 @@ use tokio::time::Instant;
 use crate::audit::{ObjectRef, certificate_notes};
 use crate::fresh::now_text;
 use crate::guard::Turns;
-use crate::pki::Pki;
+use crate::pki::{Pki, PkiError};
 use crate::probe::Probe;
 use crate::requests;
 use crate::store::health::STALL;
@@ -381,7 +381,15 @@ async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiEr
         }
         Action::Sign(signing) => {
             let now = OffsetDateTime::now_utc();
-            let signed = tools.pki.sign_client(&signing.request, signing.enciphers, now, signing.life);
+            let pki = Arc::clone(&tools.pki);
+            // it takes an issue number, and so waits for the disk
+            let sign = move || pki.sign_client(&signing.request, signing.enciphers, now, signing.life);
+            let signed = tokio::task::spawn_blocking(sign).await;
+            let signed = signed.map_err(|_| ApiError::internal("the signer ended"))?;
+            if let Err(error @ PkiError::NoNumber { .. }) = &signed {
+                // the request is right: it is tried again
+                return Err(ApiError::internal(&error.to_string()));
+            }
             record_signature(hub, signed.as_deref());
             Ok(Done::Signed(signed.map_err(|error| error.to_string())))
         }

@@ -30,7 +30,7 @@ use crate::fresh::fresh;
 use crate::guard::Loops;
 use crate::locks::KeyedLocks;
 use crate::memory::{Memory, News, Watch};
-use crate::pki::Tokens;
+use crate::pki::{IssueNumbers, Tokens};
 use crate::store::disk::DiskStore;
 use crate::store::marker::Marker;
 use crate::store::writer::{Outcome, Writer};
@@ -48,6 +48,7 @@ pub struct Hub {
     locks: KeyedLocks,
     audit: Option<Audit>,
     marker: Option<Arc<Marker>>,
+    numbers: Arc<IssueNumbers>,
     clock: Mutex<Clock>,
     begun: Instant,
     tokens: OnceLock<Tokens>,
@@ -88,6 +89,12 @@ impl Hub {
                 .map_err(|error| OpenError::Directory(directory.join("audit.log"), error))
         };
         let audit = directory.as_ref().map(|(directory, _)| open(directory)).transpose()?;
+        let numbers = match &directory {
+            Some((directory, _)) => IssueNumbers::open(directory)
+                .map_err(|error| OpenError::File(directory.join("pki/issue-number"), error))?,
+            None => IssueNumbers::default(),
+        };
+        let numbers = Arc::new(numbers);
         let marker = directory.map(|(_, marker)| marker);
         let loops = Arc::new(Loops::default());
         writer.health().report_turns(loops.watch("store"));
@@ -100,6 +107,7 @@ impl Hub {
             locks: KeyedLocks::default(),
             audit,
             marker,
+            numbers,
             clock,
             begun,
             tokens,
@@ -231,6 +239,20 @@ impl Hub {
     /// The data directory's memory of its store; a hub over another store has none.
     pub(crate) fn marker(&self) -> Option<&Arc<Marker>> {
         self.marker.as_ref()
+    }
+
+    /// The counter of what was issued; in memory alone for a hub over another store.
+    pub(crate) fn issue_numbers(&self) -> &Arc<IssueNumbers> {
+        &self.numbers
+    }
+
+    /// Notes in the directory's marker which issue numbers were handed out, in case their own file is lost.
+    /// Blocks for the disk.
+    pub fn note_issued(&self) {
+        if let Some(marker) = &self.marker {
+            let issued = self.numbers.refreshed();
+            marker.change(|known| known.issued = known.issued.max(issued));
+        }
     }
 
     /// Handles a version that a client names: all versions that this hub handed out are below the latest.

@@ -134,6 +134,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     let (host, port) = addresses::service(&options, address);
     hub.publish_service(host, port, address.port());
     let kubeconfig = pki.publish(&admin_url, &node_url, now).map_err(text)?;
+    hub.note_issued();
     pki::note_guess(&options.data_dir, addresses::is_guessed(&options, address)).map_err(text)?;
     let tls = pki.server_config().map_err(text)?;
     hub.use_tokens(pki.tokens(&node_url).map_err(text)?);

@@ -13,6 +13,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use kedge_api::serial::{self, Serial};
 use kedge_api::{ADMIN_GROUP, NODE_GROUP, NODE_USER_PREFIX};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -28,7 +29,6 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 use super::error::PkiError;
 use crate::files::{self, Flush};
 use kedge_hub_core::identity::certificate_request::Request;
-use kedge_hub_core::identity::serial_number;
 
 /// Start of every certificate's validity; see the module's paragraph on time.
 const NOT_BEFORE: OffsetDateTime = datetime!(1970-01-01 00:00:00 UTC);
@@ -204,32 +204,37 @@ impl Authority {
     }
 
     /// A client certificate for the administrator.
-    pub(super) fn issue_admin(&self, now: OffsetDateTime) -> Result<Credential, PkiError> {
-        self.issue_client("admin", ADMIN_USER, ADMIN_GROUP, now, ADMIN_LIFE)
+    pub(super) fn issue_admin(&self, number: u64, now: OffsetDateTime) -> Result<Credential, PkiError> {
+        self.issue_client("admin", (ADMIN_USER, ADMIN_GROUP), number, now, ADMIN_LIFE)
     }
 
     /// A client certificate for one node. RFC 5280 asks for at most 64 characters in a common name; a long
     /// node name breaks that, as it does upstream, and both rustls and Go accept it.
-    pub(super) fn issue_node(&self, node: &str, now: OffsetDateTime) -> Result<Credential, PkiError> {
+    pub(super) fn issue_node(
+        &self,
+        node: &str,
+        number: u64,
+        now: OffsetDateTime,
+    ) -> Result<Credential, PkiError> {
         let user = format!("{NODE_USER_PREFIX}{node}");
-        self.issue_client("node", &user, NODE_GROUP, now, NODE_LIFE)
+        self.issue_client("node", (&user, NODE_GROUP), number, now, NODE_LIFE)
     }
 
-    /// A client certificate for the hub's probe of itself.
+    /// A client certificate for the hub's probe of itself. It has no number: it never leaves the process.
     pub(super) fn issue_probe(&self, now: OffsetDateTime) -> Result<Credential, PkiError> {
-        self.issue_client("probe", PROBE_USER, PROBE_USER, now, SERVING_LIFE)
+        self.issue_client("probe", (PROBE_USER, PROBE_USER), 0, now, SERVING_LIFE)
     }
 
     fn issue_client(
         &self,
         what: &'static str,
-        user: &str,
-        group: &str,
+        (user, group): (&str, &str),
+        number: u64,
         now: OffsetDateTime,
         life: Duration,
     ) -> Result<Credential, PkiError> {
         let mut params = params(user, &[group], expiry(now, life));
-        params.serial_number = Some(serial(now)?);
+        params.serial_number = Some(serial_number(number, now)?);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.sign(what, params)
     }
@@ -239,13 +244,14 @@ impl Authority {
         &self,
         asked: &Request,
         enciphers: bool,
+        number: u64,
         now: OffsetDateTime,
         life: Duration,
     ) -> Result<String, PkiError> {
         let what = "client";
         let groups: Vec<&str> = asked.organizations.iter().map(String::as_str).collect();
         let mut params = params(&asked.common_name, &groups, expiry(now, life));
-        params.serial_number = Some(serial(now)?);
+        params.serial_number = Some(serial_number(number, now)?);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         if enciphers {
             params.key_usages.push(KeyUsagePurpose::KeyEncipherment);
@@ -326,10 +332,11 @@ fn random_digits() -> Result<String, PkiError> {
     Ok(random::<4>()?.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// A serial number that tells when a client's certificate was issued, by the clock that its expiry is counted
-/// from.
-fn serial(now: OffsetDateTime) -> Result<SerialNumber, PkiError> {
-    Ok(serial_number(now.max(EARLIEST_NOW), random()?).to_vec().into())
+/// A serial number with the issue number of a client's certificate, and for people the time by the clock that
+/// its expiry is counted from.
+fn serial_number(number: u64, now: OffsetDateTime) -> Result<SerialNumber, PkiError> {
+    let issued_micros = now.max(EARLIEST_NOW).unix_timestamp().saturating_mul(1_000_000);
+    Ok(serial::write(&Serial { number, issued_micros }, random()?).to_vec().into())
 }
 
 fn random<const N: usize>() -> Result<[u8; N], PkiError> {
@@ -382,7 +389,7 @@ mod tests {
         let authority = Authority::make().unwrap();
         let now = datetime!(2030-06-01 00:00:00 UTC);
         let serving = authority.issue_serving(&strings(&["localhost"]), now).unwrap();
-        let node = authority.issue_node("edge-1", now).unwrap();
+        let node = authority.issue_node("edge-1", 1, now).unwrap();
         for credential in [&authority.own, &serving, &node] {
             let parsed = parse(&credential.certificate).unwrap();
             assert_eq!(parsed.validity().not_before.timestamp(), 0);
@@ -403,7 +410,7 @@ mod tests {
     #[test]
     fn clock_at_its_maximum_does_not_overflow() {
         let end = datetime!(9999-12-31 23:00:00 UTC);
-        Authority::make().unwrap().issue_node("edge-1", end).unwrap();
+        Authority::make().unwrap().issue_node("edge-1", u64::MAX, end).unwrap();
     }
 
     #[test]
@@ -425,7 +432,7 @@ mod tests {
     #[test]
     fn certificate_of_another_ca_is_recognized() {
         let (ours, other) = (Authority::make().unwrap(), Authority::make().unwrap());
-        let credential = ours.issue_node("edge-1", EARLIEST_NOW).unwrap();
+        let credential = ours.issue_node("edge-1", 7, EARLIEST_NOW).unwrap();
         assert_eq!(ours.signed(&credential), Ok(true));
         assert_eq!(other.signed(&credential), Ok(false));
     }
@@ -444,10 +451,11 @@ mod tests {
         };
         let names = strings(&["localhost"]);
         check(authority.issue_serving(&names, EARLIEST_NOW).unwrap(), true, false, "kedge-hub", None);
-        check(authority.issue_admin(EARLIEST_NOW).unwrap(), false, true, "admin", Some("system:masters"));
-        let node = authority.issue_node("edge-1", EARLIEST_NOW).unwrap();
+        check(authority.issue_admin(1, EARLIEST_NOW).unwrap(), false, true, "admin", Some("system:masters"));
+        let node = authority.issue_node("edge-1", 7, EARLIEST_NOW).unwrap();
         let identity =
             kedge_hub_core::identity::Identity::from_client_certificate(&node.certificate).unwrap();
+        assert_eq!(identity.issue, 7);
         assert_eq!(identity.issued, Some(EARLIEST_NOW.unix_timestamp() * 1_000_000));
         check(node, false, true, "system:node:edge-1", Some("system:nodes"));
     }

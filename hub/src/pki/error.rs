@@ -54,6 +54,11 @@ pub enum PkiError {
         /// The library's error.
         source: rcgen::Error,
     },
+    /// No issue number can be taken, so nothing is issued.
+    NoNumber {
+        /// The system's error, with the file's path.
+        source: io::Error,
+    },
     /// The line about new credentials cannot be written to the audit log, so the credentials are not handed
     /// out.
     Unrecorded {
@@ -102,6 +107,9 @@ impl fmt::Display for PkiError {
             }
             PkiError::Signing { what, source } => {
                 write!(formatter, "cannot make a {what} certificate: {source}")
+            }
+            PkiError::NoNumber { source } => {
+                write!(formatter, "cannot take an issue number for a certificate: {source}")
             }
             PkiError::Unrecorded { name, source } => write!(
                 formatter,

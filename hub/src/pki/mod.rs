@@ -9,12 +9,13 @@
 //!
 //! On disk, below the data directory: `pki/ca.pem` (key and certificate, authoritative), `ca.crt` (the
 //! certificate for anyone to copy), `pki/serving.pem`, `pki/admin.pem`, `pki/tokens.pem`, `admin.kubeconfig`,
-//! `server-url` (the URL in node credentials).
+//! `server-url` (the URL in node credentials), `pki/issue-number` (the counter of what was issued).
 
 mod authority;
 mod error;
 #[cfg(test)]
 mod handshakes;
+pub mod issue_numbers;
 mod kubeconfig;
 mod tokens;
 
@@ -37,6 +38,7 @@ use authority::{Authority, Credential};
 
 pub use authority::{ADMIN_USER, PROBE_USER};
 pub use error::PkiError;
+pub use issue_numbers::IssueNumbers;
 pub use kubeconfig::{is_dns_subdomain, is_host, server_url};
 pub use tokens::Tokens;
 
@@ -56,6 +58,7 @@ pub struct Pki {
     authority: Authority,
     names: Vec<String>,
     serving: Arc<Serving>,
+    numbers: IssueNumbers,
 }
 
 /// The certificate for handshakes; replaced as a whole, so open connections are not affected.
@@ -93,7 +96,8 @@ impl Pki {
             || authority.issue_serving(names, now),
         )?;
         let serving = Arc::new(Serving { current: RwLock::new(Arc::new(certified(&credential)?)) });
-        Ok(Pki { data_dir: data_dir.to_owned(), authority, names: names.to_vec(), serving })
+        let numbers = IssueNumbers::open(data_dir).map_err(|source| PkiError::NoNumber { source })?;
+        Ok(Pki { data_dir: data_dir.to_owned(), authority, names: names.to_vec(), serving, numbers })
     }
 
     /// TLS for the server: 1.2 and 1.3, HTTP/1.1 only, resumption, client certificates of our own CA accepted
@@ -123,7 +127,8 @@ impl Pki {
         client_config(&self.authority, &self.authority.issue_probe(now)?)
     }
 
-    /// A client certificate (PEM) for a request that was checked, valid for `life` from `now` on.
+    /// A client certificate (PEM) for a request that was checked, valid for `life` from `now` on, with the
+    /// next issue number. Blocks for the disk.
     /// `enciphers`: its key may also encipher keys, which RSA key exchange in old TLS needs.
     pub fn sign_client(
         &self,
@@ -132,7 +137,8 @@ impl Pki {
         now: OffsetDateTime,
         life: Duration,
     ) -> Result<String, PkiError> {
-        self.authority.sign_client(asked, enciphers, now, life)
+        let number = self.numbers.take().map_err(|source| PkiError::NoNumber { source })?;
+        self.authority.sign_client(asked, enciphers, number, now, life)
     }
 
     /// Replaces the serving certificate when it is due; returns whether it did. Cheap: call it every hour.
@@ -158,7 +164,7 @@ impl Pki {
         let admin = open_credential(
             &self.data_dir.join("pki/admin.pem"),
             |credential| admin_fault(&self.authority, credential, now),
-            || self.authority.issue_admin(now),
+            || self.authority.issue_admin(self.number_if_the_disk_lets()?, now),
         )?;
         let text = kubeconfig::text(
             admin_url,
@@ -170,6 +176,17 @@ impl Pki {
         let path = self.data_dir.join("admin.kubeconfig");
         update(&path, &text, files::SECRET)?;
         Ok(path)
+    }
+
+    /// The next issue number; 0 if the disk takes none: a hub starts on such a disk.
+    fn number_if_the_disk_lets(&self) -> Result<u64, PkiError> {
+        match self.numbers.take() {
+            Err(source) if sort_of(&source).is_some() => {
+                log::error!("the administrator's certificate gets no issue number: {source}");
+                Ok(0)
+            }
+            outcome => outcome.map_err(|source| PkiError::NoNumber { source }),
+        }
     }
 
     /// The CA's certificate, in PEM.
@@ -267,7 +284,9 @@ pub fn node_kubeconfig(
         Some(url) => url,
         None => published_url(data_dir)?,
     };
-    let node = authority.issue_node(name, now)?;
+    let number = IssueNumbers::open(data_dir).and_then(|numbers| numbers.take());
+    let number = number.map_err(|source| PkiError::NoNumber { source })?;
+    let node = authority.issue_node(name, number, now)?;
     let object = ObjectRef { version: "v1", resource: "nodes", name, ..ObjectRef::default() };
     append_line(data_dir, "issue", object, &certificate_notes(&node.certificate))
         .map_err(|source| PkiError::Unrecorded { name: name.to_owned(), source })?;
@@ -607,6 +626,15 @@ mod tests {
         assert!(
             text.contains("server: \"https://hub.example:6443\"") && text.contains("\"system:node:edge-1\"")
         );
+        // the administrator has the first number
+        let issued = |text: &str| {
+            let field = text.lines().find_map(|line| line.trim().strip_prefix("client-certificate-data: "));
+            let pem = kedge_hub_core::kinds::schema::base64_decode(field.unwrap().trim_matches('"')).unwrap();
+            let (_, parsed) = x509_parser::pem::parse_x509_pem(&pem).unwrap();
+            kedge_hub_core::identity::Identity::from_client_certificate(&parsed.contents).unwrap().issue
+        };
+        assert_eq!((issued(&read(data.join("admin.kubeconfig"))), issued(&text)), (2, 3));
+        assert_eq!(issued(&make(None).unwrap()), 4);
         fs::write(data.join("server-url"), "https://x\"\ninjected: 1").unwrap();
         assert!(matches!(make(None), Err(PkiError::Corrupt { .. })));
     }

@@ -540,6 +540,7 @@ mod tests {
                 audiences: &audiences,
                 bound: &[],
                 id: "1",
+                issue: 1,
             };
             let claims = grant.claims(time::OffsetDateTime::now_utc().unix_timestamp(), 3600);
             let parameters =

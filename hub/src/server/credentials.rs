@@ -118,8 +118,8 @@ impl Credentials {
     /// Notes that a node connects with this credential, which is valid.
     pub(super) fn connected(&self, identity: Option<&Identity>) -> Option<Arc<Seen>> {
         let identity = identity?;
-        let node = identity.node()?;
         self.note_issue(identity);
+        let node = identity.node()?;
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         let known = nodes.get(node).filter(|seen| seen.not_after == identity.not_after);
         let seen = known
@@ -130,9 +130,28 @@ impl Credentials {
         Some(seen)
     }
 
+    /// Handles an issue number that this directory may not have handed out: then it is an older copy of the
+    /// one that did.
+    fn meet(&self, identity: &Identity) {
+        let number = identity.issue;
+        if !self.hub.issue_numbers().is_unknown(number) {
+            return;
+        }
+        let (numbers, user) = (Arc::clone(self.hub.issue_numbers()), identity.user.clone());
+        // once for each such number: the disk must not hold up the connection
+        std::thread::spawn(move || match numbers.meet(number) {
+            Ok(false) => {}
+            Ok(true) => log::error!(
+                "{user:?} has a certificate with issue number {number}, which this data directory never handed out: the                  directory is an older copy, and later revocations may be missing in it; see kedge-hub node list"
+            ),
+            Err(error) => log::error!("cannot raise the issue number above {number}: {error}"),
+        });
+    }
+
     /// Notes when a credential of a node was issued. The number of verified names is limited by the hub's
     /// signatures.
     pub(crate) fn note_issue(&self, identity: &Identity) {
+        self.meet(identity);
         let (Some(node), Some(issued)) = (identity.node(), identity.issued) else { return };
         let mut newest = self.issued.lock().unwrap_or_else(PoisonError::into_inner);
         match newest.get_mut(node) {

@@ -63,6 +63,7 @@ pub(super) fn issue(
         audiences: &audiences,
         bound: &bound,
         id: &id,
+        issue: hub.issue_numbers().highest() + 1,
     };
     let signed = tokens
         .sign(&grant.claims(now.unix_timestamp(), seconds))

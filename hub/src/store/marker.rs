@@ -40,6 +40,8 @@ pub struct Known {
     pub list: Value,
     /// Entries that were removed, but whose end was not explained yet.
     pub ended: Value,
+    /// The highest issue number that is known to be handed out; 0 in a marker of an older hub.
+    pub issued: u64,
 }
 
 impl Known {
@@ -70,7 +72,7 @@ impl Known {
     fn text(&self) -> String {
         let Spaces { common, leases } = self.reserved;
         let content = json!({"id": self.id, "reserved": common, "leaseReserved": leases,
-            "listRevision": self.list_revision, "list": self.list, "ended": self.ended})
+            "listRevision": self.list_revision, "list": self.list, "ended": self.ended, "issued": self.issued})
         .to_string();
         format!("{HEAD} {:08x}\n{content}\n", sum(content.as_bytes()))
     }
@@ -91,6 +93,7 @@ impl Known {
             list_revision: value["listRevision"].as_u64()?,
             list: value["list"].clone(),
             ended: value["ended"].clone(),
+            issued: value["issued"].as_u64().unwrap_or(0),
         })
     }
 }

@@ -10,12 +10,15 @@ use std::collections::BTreeMap;
 use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use kedge_api::{ADMIN_GROUP, AUTHENTICATED_GROUP, NODE_GROUP, NODE_USER_PREFIX};
+use kedge_api::{ADMIN_GROUP, AUTHENTICATED_GROUP, NODE_GROUP, NODE_USER_PREFIX, serial};
 
 /// More organizations than any certificate of ours has; further ones are ignored.
 const MAX_GROUPS: usize = 32;
 /// Upstream's key of a credential's id in the `extra` of a user.
 pub const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+/// Key of a credential's issue number in the `extra` of a user: a certificate request shows by it which
+/// credential asked.
+pub const ISSUE_NUMBER: &str = "kedge.dev/issue-number";
 /// Upstream's key for the node in the token of a pod.
 pub(super) const NODE_NAME_FACT: &str = "authentication.kubernetes.io/node-name";
 
@@ -32,6 +35,9 @@ pub struct Identity {
     pub facts: BTreeMap<String, Vec<String>>,
     /// The credential proves nothing from this second on (Unix time); `None` if it does not expire.
     pub not_after: Option<i64>,
+    /// The hub's counter when it issued the credential: a greater number is a later issue, whatever any clock
+    /// showed. 0: the credential has none, because an older hub issued it.
+    pub issue: u64,
     /// When the credential was issued (Unix time in microseconds), if it contains that.
     pub issued: Option<i64>,
     /// The credential in upstream's spelling, `X509SHA256=...` or `JTI=...`; empty for an identity without
@@ -61,12 +67,14 @@ impl Identity {
             groups.push(organization.as_str().ok()?.to_owned());
         }
         groups.push(AUTHENTICATED_GROUP.to_owned());
+        let serial = serial::read(certificate.raw_serial());
         Some(Identity {
             user,
             groups,
             // valid through its last second, as TLS has it
             not_after: Some(certificate.validity().not_after.timestamp().saturating_add(1)),
-            issued: issued_at(certificate.raw_serial()),
+            issue: serial.map_or(0, |serial| serial.number),
+            issued: serial.map(|serial| serial.issued_micros),
             credential: certificate_id(der).into(),
             ..Identity::default()
         })
@@ -88,11 +96,14 @@ impl Identity {
         self.not_after.is_some_and(|end| now.unix_timestamp() >= end)
     }
 
-    /// Upstream's `extra` of the user: its facts, and the id of its credential.
+    /// Upstream's `extra` of the user: its facts, and the id and issue number of its credential.
     pub fn extra(&self) -> BTreeMap<String, Vec<String>> {
         let mut extra = self.facts.clone();
         if !self.credential.is_empty() {
             extra.insert(CREDENTIAL_ID.to_owned(), vec![self.credential.to_string()]);
+        }
+        if self.issue > 0 {
+            extra.insert(ISSUE_NUMBER.to_owned(), vec![self.issue.to_string()]);
         }
         extra
     }
@@ -102,31 +113,9 @@ impl Identity {
     }
 }
 
-/// First bytes of the serial numbers that our authority issues: the time of issue follows them. (A
-/// certificate cannot show it in another way: all are valid from 1970 on, for boards without a clock.)
-const SERIAL_MARK: [u8; 4] = *b"kdge";
-/// Bytes of such a serial number: mark, time, random.
-const SERIAL_BYTES: usize = 20;
-
-/// The serial number of a certificate that is issued at `now`.
-pub fn serial_number(now: OffsetDateTime, random: [u8; 8]) -> [u8; SERIAL_BYTES] {
-    let mut serial = [0; SERIAL_BYTES];
-    serial[..4].copy_from_slice(&SERIAL_MARK);
-    serial[4..12].copy_from_slice(&micros(now).to_be_bytes());
-    serial[12..].copy_from_slice(&random);
-    serial
-}
-
 /// Unix time in microseconds.
 pub(super) fn micros(time: OffsetDateTime) -> i64 {
     i64::try_from(time.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX)
-}
-
-/// When the certificate with this serial number was issued; `None` if an older hub issued it.
-fn issued_at(serial: &[u8]) -> Option<i64> {
-    let serial: &[u8; SERIAL_BYTES] = serial.try_into().ok()?;
-    let time = serial.strip_prefix(&SERIAL_MARK)?.first_chunk()?;
-    Some(i64::from_be_bytes(*time))
 }
 
 /// The id of a certificate: upstream's, over all of it, so that no two certificates share one.
@@ -139,6 +128,7 @@ pub fn certificate_id(der: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_api::serial::Serial;
 
     #[test]
     fn node_needs_its_user_name_and_its_group() {
@@ -183,19 +173,20 @@ mod tests {
     }
 
     #[test]
-    fn serial_number_tells_the_time_of_issue() {
-        let at = OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap();
-        let serial = serial_number(at, [0xff; 8]);
-        assert_eq!(issued_at(&serial), Some(1_800_000_000_000_000));
-        assert!(serial[0] < 0x80, "a positive number");
-        assert_eq!(issued_at(&serial[1..]), None);
-        assert_eq!(issued_at(&[1; 20]), None);
-        let mut params = rcgen::CertificateParams::default();
-        params.serial_number = Some(serial.to_vec().into());
-        params.distinguished_name.push(rcgen::DnType::CommonName, "x");
-        let made = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap();
-        let found = Identity::from_client_certificate(made.der());
-        assert_eq!(found.map(|found| found.issued), Some(Some(1_800_000_000_000_000)));
+    fn serial_number_gives_issue_and_time() {
+        let certificate = |serial: &[u8]| {
+            let mut params = rcgen::CertificateParams::default();
+            params.serial_number = Some(serial.to_vec().into());
+            params.distinguished_name.push(rcgen::DnType::CommonName, "x");
+            let made = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap();
+            Identity::from_client_certificate(made.der()).unwrap()
+        };
+        let issued_micros = 1_800_000_000_000_000;
+        let found = certificate(&serial::write(&Serial { number: 1 << 40, issued_micros }, [0xff; 4]));
+        assert_eq!((found.issue, found.issued), (1 << 40, Some(issued_micros)));
+        assert_eq!(found.extra()[ISSUE_NUMBER], ["1099511627776"]);
+        let found = certificate(&[7; 20]);
+        assert_eq!((found.issue, found.issued, found.extra().get(ISSUE_NUMBER)), (0, None, None));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub mod token;
 
 pub use attributes::{Attributes, ClusterView};
 pub use authorizer::rules;
-pub use identity::{CREDENTIAL_ID, Identity, certificate_id, serial_number};
+pub use identity::{CREDENTIAL_ID, ISSUE_NUMBER, Identity, certificate_id};
 pub use impersonation::effective;
 pub(crate) use references::{of_node as references_of_node, of_pod as references_of_pod};
 

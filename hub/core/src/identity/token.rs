@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use super::attributes::ClusterView;
-use super::identity::Identity;
+use super::identity::{ISSUE_NUMBER, Identity};
 use crate::decode;
 use crate::value::{at, text};
 use kedge_api::AUTHENTICATED_GROUP;
@@ -106,6 +106,8 @@ pub struct Grant<'a> {
     pub bound: &'a [(&'static str, String, String)],
     /// UUID of the token.
     pub id: &'a str,
+    /// A number above all issue numbers handed out: the token counts as issued after them.
+    pub issue: u64,
 }
 
 impl Grant<'_> {
@@ -118,7 +120,7 @@ impl Grant<'_> {
                 if uid.is_empty() { json!({"name": name}) } else { json!({"name": name, "uid": uid}) };
         }
         json!({"aud": self.audiences, "exp": now + seconds, "iat": now, "nbf": now, "iss": ISSUER, "jti": self.id,
-            "kubernetes.io": private,
+            "kubernetes.io": private, ISSUE_NUMBER: self.issue,
             "sub": format!("system:serviceaccount:{}:{}", self.namespace, self.account.0)})
     }
 }
@@ -217,6 +219,7 @@ fn identity(claims: &Value, expires: i64) -> Identity {
         uid: text(private, &["serviceaccount", "uid"]).to_owned(),
         facts,
         not_after: Some(expires),
+        issue: claims[ISSUE_NUMBER].as_u64().unwrap_or(0),
         issued: claims["iat"].as_i64().map(|secs| secs.saturating_mul(1_000_000)),
         credential: format!("JTI={}", text(claims, &["jti"])).into(),
     }
@@ -240,8 +243,15 @@ mod tests {
         let bound: Vec<_> =
             bound.iter().map(|(claim, name, uid)| (*claim, (*name).to_owned(), (*uid).to_owned())).collect();
         let audiences = [ISSUER.to_owned(), "x".to_owned()];
-        Grant { namespace: "default", account: ("runs", "sa"), audiences: &audiences, bound: &bound, id: "1" }
-            .claims(1000, 600)
+        Grant {
+            namespace: "default",
+            account: ("runs", "sa"),
+            audiences: &audiences,
+            bound: &bound,
+            id: "1",
+            issue: 7,
+        }
+        .claims(1000, 600)
     }
 
     #[test]
