@@ -8,6 +8,7 @@ use kedge_api::AUTHENTICATED_GROUP;
 use serde_json::{Value, json};
 
 use super::attributes::{Attributes, ClusterView};
+use super::bootstrapper::Bootstrapper;
 use super::identity::Identity;
 use super::node::Node;
 
@@ -26,7 +27,7 @@ pub(super) trait Authorizer: Sync {
 
 /// All authorizers. The cheapest come first; their order does not change a decision, since each of them can
 /// only allow.
-static AUTHORIZERS: [&dyn Authorizer; 3] = [&Node, &Administrators, &AnyUser];
+static AUTHORIZERS: [&dyn Authorizer; 4] = [&Node, &Administrators, &AnyUser, &Bootstrapper];
 
 /// Decides on the request of an authenticated caller; a refusal has the reasons of all authorizers.
 pub(super) fn decide(
@@ -85,8 +86,23 @@ impl Authorizer for AnyUser {
     }
 }
 
-/// Open to callers without a credential, for load balancers and monitoring.
-pub(super) fn is_public_path(request: &Attributes) -> bool {
+/// The ConfigMap by which a machine that joins finds the hub's authority: its namespace and name.
+pub(crate) const CLUSTER_INFO: (&str, &str) = ("kube-public", "cluster-info");
+
+/// Open to callers without a credential: health and version for load balancers and monitoring, and what a
+/// machine reads before it joins.
+pub(super) fn is_public(request: &Attributes) -> bool {
+    is_public_path(request) || is_cluster_info(request)
+}
+
+fn is_cluster_info(request: &Attributes) -> bool {
+    let Attributes { verb, group, resource, subresource, namespace, name, .. } = *request;
+    verb == "get"
+        && (group, resource, subresource) == ("", "configmaps", "")
+        && (namespace, name) == CLUSTER_INFO
+}
+
+fn is_public_path(request: &Attributes) -> bool {
     let path = request.path.trim_end_matches('/');
     let health = ["/healthz", "/livez", "/readyz"].into_iter().any(|own| is_below(path, own));
     request.resource.is_empty() && is_read(request.verb) && (health || path == "/version")
@@ -117,6 +133,15 @@ pub fn rules(identity: &Identity) -> Value {
         "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": readable_paths()}],
         "incomplete": false,
     });
+    if identity.bootstrap_token().is_some()
+        && let Some(rules) = status["resourceRules"].as_array_mut()
+    {
+        let resources = ["certificatesigningrequests"];
+        rules.insert(
+            0,
+            json!({"verbs": ["create"], "apiGroups": ["certificates.k8s.io"], "resources": resources}),
+        );
+    }
     if identity.node().is_some() {
         status["incomplete"] = true.into();
         status["evaluationError"] = "node authorizer does not support user rule resolution".into();

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use kedge_api::{ADMIN_GROUP, AUTHENTICATED_GROUP, NODE_GROUP, NODE_USER_PREFIX, serial};
+use super::bootstrap_token;
+use kedge_api::{ADMIN_GROUP, AUTHENTICATED_GROUP, BOOTSTRAP_GROUP, NODE_GROUP, NODE_USER_PREFIX, serial};
 
 /// More organizations than any certificate of ours has; further ones are ignored.
 const MAX_GROUPS: usize = 32;
@@ -89,6 +90,11 @@ impl Identity {
     pub fn node(&self) -> Option<&str> {
         let name = self.user.strip_prefix(NODE_USER_PREFIX).filter(|name| !name.is_empty())?;
         self.in_group(NODE_GROUP).then_some(name)
+    }
+
+    /// The id of the bootstrap token, if this caller has one: by user name and group, both needed.
+    pub fn bootstrap_token(&self) -> Option<&str> {
+        bootstrap_token::of_user(&self.user).filter(|_| self.in_group(BOOTSTRAP_GROUP))
     }
 
     /// Whether the credential has expired.

@@ -10,6 +10,7 @@
 mod attributes;
 mod authorizer;
 pub mod bootstrap_token;
+mod bootstrapper;
 pub mod certificate_request;
 pub mod denied;
 #[cfg(test)]
@@ -59,7 +60,7 @@ pub fn authorize(
     attributes: &Attributes,
     view: &dyn ClusterView,
 ) -> Result<(), Denied> {
-    if authorizer::is_public_path(attributes) {
+    if authorizer::is_public(attributes) {
         return Ok(());
     }
     let identity = identity.ok_or_else(Denied::unauthorized)?;
@@ -75,11 +76,13 @@ pub fn admit(
     new: &Value,
     view: &dyn ClusterView,
 ) -> Result<(), Denied> {
-    let Some(node) = identity.node().filter(|_| !identity.is_admin()) else {
-        return Ok(());
+    let judged = match (identity.node(), identity.bootstrap_token()) {
+        _ if identity.is_admin() => Ok(()),
+        (Some(node), _) => node_restriction::admit(node, attributes, old, new, view),
+        (None, Some(id)) => bootstrapper::admit(id, new, view),
+        (None, None) => Ok(()),
     };
-    node_restriction::admit(node, attributes, old, new, view)
-        .map_err(|reason| forbidden_object(attributes, new, reason))
+    judged.map_err(|reason| forbidden_object(attributes, new, reason))
 }
 
 /// Decides on the whole object that a request describes (`wanted`), including parts that this request may not
@@ -181,6 +184,37 @@ mod tests {
             Attributes { verb: "get", resource: "nodes", path: "/version", ..Attributes::default() },
             false,
         );
+    }
+
+    #[test]
+    fn anonymous_callers_read_cluster_info_alone() {
+        let own = Attributes {
+            verb: "get",
+            resource: "configmaps",
+            namespace: "kube-public",
+            name: "cluster-info",
+            ..Attributes::default()
+        };
+        let node = Identity::new("system:node:a", &["system:nodes", "system:authenticated"]);
+        assert_eq!(authorize(None, &own, &Objects::default()), Ok(()));
+        assert_eq!(authorize(Some(&node), &own, &Objects::default()), Ok(()));
+        for other in [
+            Attributes { verb: "list", ..own },
+            Attributes { verb: "watch", ..own },
+            Attributes { verb: "update", ..own },
+            Attributes { verb: "patch", ..own },
+            Attributes { verb: "delete", ..own },
+            Attributes { name: "", ..own },
+            Attributes { name: "other", ..own },
+            Attributes { namespace: "kube-system", ..own },
+            Attributes { namespace: "", ..own },
+            Attributes { resource: "secrets", ..own },
+            Attributes { group: "x", ..own },
+            Attributes { subresource: "status", ..own },
+        ] {
+            let refused = authorize(None, &other, &Objects::default()).unwrap_err();
+            assert_eq!(refused.status, 401, "{other:?}");
+        }
     }
 
     #[test]

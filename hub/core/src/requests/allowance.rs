@@ -9,6 +9,7 @@
 use serde_json::Value;
 
 use crate::api_error::ApiError;
+use crate::identity::bootstrap_token;
 use crate::kinds::{CERTIFICATE_REQUEST, EVENT, Kind, LEASE, NODE, POD};
 use crate::state::Quota;
 use crate::value::{at, text};
@@ -45,10 +46,17 @@ pub static ALLOWANCES: &[Allowance] = &[
     Allowance { kind: &LEASE, objects: usize::MAX, parts: &[(&[], 8 * 1024)] },
 ];
 
-/// The quota for writes of a kind.
-pub(super) fn quota(kind: &Kind) -> Option<Quota> {
+/// Certificate requests of a bootstrap token, which may be for a whole fleet: as many as [`QUOTA_BYTES`] has
+/// room for.
+const REQUESTS_OF_A_TOKEN: usize = 256;
+
+/// The quota for the write of an object of a kind.
+pub(super) fn quota(kind: &Kind, object: &Value) -> Option<Quota> {
     let allowance = of(kind)?;
-    Some(Quota { objects: allowance.objects, bytes: QUOTA_BYTES })
+    let holder = (kind.holder)(object);
+    let by_token = holder.is_some_and(|user| bootstrap_token::of_user(&user).is_some());
+    let objects = if by_token { allowance.objects.max(REQUESTS_OF_A_TOKEN) } else { allowance.objects };
+    Some(Quota { objects, bytes: QUOTA_BYTES })
 }
 
 fn of(kind: &Kind) -> Option<&'static Allowance> {
@@ -86,9 +94,24 @@ mod tests {
     fn quota_is_for_what_nodes_write() {
         for allowance in ALLOWANCES {
             let expect = Quota { objects: allowance.objects, bytes: QUOTA_BYTES };
-            assert_eq!(quota(allowance.kind), Some(expect), "{}", allowance.kind.kind);
+            assert_eq!(quota(allowance.kind, &Value::Null), Some(expect), "{}", allowance.kind.kind);
         }
-        assert_eq!(quota(&CONFIG_MAP), None);
+        assert_eq!(quota(&CONFIG_MAP, &Value::Null), None);
+    }
+
+    #[test]
+    fn token_for_a_fleet_has_room_for_its_requests() {
+        let check = |user: &str, objects: usize| {
+            let request = json!({"spec": {"username": user}});
+            assert_eq!(
+                quota(&CERTIFICATE_REQUEST, &request),
+                Some(Quota { objects, bytes: QUOTA_BYTES }),
+                "{user}"
+            );
+        };
+        check("system:bootstrap:abcdef", 256);
+        check("system:bootstrap:abc", 16);
+        check("system:node:abcdef", 16);
     }
 
     #[test]

@@ -171,7 +171,7 @@ fn edit_found(
     }
     let warnings = advice::warnings(kind, &new, Some(&old), options, remarks.warnings);
     let pending = Pending { created: false, deleted, warnings, violation: remarks.audit };
-    let quota = options.limited.then(|| quota(kind)).flatten().map(Require::Quota);
+    let quota = options.limited.then(|| quota(kind, &new)).flatten().map(Require::Quota);
     let requires = quota.into_iter().chain(options.requires.iter().cloned()).collect();
     let write = Write {
         kind,

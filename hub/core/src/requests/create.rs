@@ -153,7 +153,7 @@ fn requires(kind: &'static Kind, value: &Value, options: &WriteOptions<'_>) -> V
         requires.push(Require::OpenNamespace);
     }
     if options.limited {
-        requires.extend(quota(kind).map(Require::Quota));
+        requires.extend(quota(kind, value).map(Require::Quota));
         requires.extend(owning_nodes(value).map(|(name, uid)| Require::Alive {
             kind: &NODE,
             name: name.to_owned(),
