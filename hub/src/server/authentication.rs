@@ -11,11 +11,17 @@
 
 use crate::server::caller::Caller;
 use crate::server::credentials;
+use crate::server::guesses::Guesses;
+use crate::server::handshakes::Network;
 use crate::server::shared::Server;
+use kedge_api::BOOTSTRAP_USER_PREFIX;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::Identity;
+use kedge_hub_core::identity::bootstrap_token::{self, BootstrapToken};
+use kedge_hub_core::kinds::SECRET;
 use serde_json::Value;
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -46,16 +52,69 @@ pub(super) fn prove(server: &Server, caller: &Caller, identity: &Identity) -> Re
 pub(super) struct Presented {
     server: Arc<Server>,
     caller: Caller,
-    /// The claims of a token, if the client shows one that this hub signed.
-    token: Option<Option<Value>>,
+    token: Option<Token>,
+}
+
+const TOO_MANY_GUESSES: &str = "too many wrong bootstrap tokens from this network, try again later";
+
+/// The token of a request. Not `Debug`, because it may contain a secret.
+#[derive(Clone)]
+enum Token {
+    /// A service account's: its claims, if this hub signed it.
+    Account(Option<Value>),
+    /// Id and secret of a bootstrap token.
+    Bootstrap(Box<str>, Box<str>),
+}
+
+impl Token {
+    fn of(server: &Server, written: &str) -> Token {
+        match bootstrap_token::parse(written) {
+            Some((id, secret)) => Token::Bootstrap(id.into(), secret.into()),
+            None => Token::Account(credentials::claims(&server.hub, written)),
+        }
+    }
+
+    /// The identity that it proves now; if it proves none, the identity that it names, and the reason.
+    fn proves(&self, server: &Server) -> Result<Identity, Box<(Identity, String)>> {
+        match self {
+            Token::Account(claims) => of_token(server, claims.as_ref()),
+            Token::Bootstrap(id, secret) => of_bootstrap_token(server, id, secret),
+        }
+    }
+
+    fn not_after(&self) -> Option<i64> {
+        match self {
+            Token::Account(claims) => claims.as_ref()?["exp"].as_i64(),
+            // it is checked again after `TOKEN_RECHECK`
+            Token::Bootstrap(..) => None,
+        }
+    }
 }
 
 impl Presented {
     pub(super) fn new(server: Arc<Server>, caller: Caller, parts: &http::request::Parts) -> Presented {
         let anonymous = caller.identity.is_none();
         let token = credentials::bearer(&parts.headers).filter(|_| anonymous);
-        let token = token.map(|token| credentials::claims(&server.hub, token));
+        let token = token.map(|token| Token::of(&server, token));
         Presented { server, caller, token }
+    }
+
+    /// The same for the first time in a request: a wrong bootstrap token counts as a guess of its network.
+    ///
+    /// # Errors
+    /// As [`Presented::identity`], and 429 if this network has made too many guesses: even a right token does
+    /// not count then.
+    pub(super) fn first_identity(&self) -> Result<Arc<Option<Identity>>, ApiError> {
+        let Some(Token::Bootstrap(..)) = self.token else { return self.identity() };
+        let (guesses, now) = (&self.server.guesses, Instant::now());
+        let network = Network::of(self.caller.from, None);
+        // counted before it is compared, so that no number of guesses at once exceeds the rate
+        if !guesses.begin(network, now) {
+            return Err(ApiError::too_many_requests(TOO_MANY_GUESSES).retry_after(Guesses::SECS_PER_GUESS));
+        }
+        let identity = self.identity()?;
+        guesses.was_right(network, now);
+        Ok(identity)
     }
 
     /// The identity that the credentials prove now; `None` for an anonymous caller.
@@ -64,8 +123,8 @@ impl Presented {
     /// 401 for a credential that is not valid, or no longer valid; the reason is logged.
     pub(super) fn identity(&self) -> Result<Arc<Option<Identity>>, ApiError> {
         let (server, caller) = (&*self.server, &self.caller);
-        if let Some(claims) = &self.token {
-            return match of_token(server, claims.as_ref()) {
+        if let Some(token) = &self.token {
+            return match token.proves(server) {
                 Ok(identity) => Ok(Arc::new(Some(identity))),
                 Err(named) => Err(refused(server, caller, &named.0, &named.1)),
             };
@@ -84,9 +143,41 @@ impl Presented {
     /// The validity of a watch that a token began; `None` without a token, because a certificate ends its
     /// whole connection.
     pub(super) fn standing(&self) -> Option<Standing> {
-        let claims = self.token.clone()??;
-        Some(Standing::new(Arc::clone(&self.server), claims))
+        Some(Standing::of(Arc::clone(&self.server), self.token.clone()?))
     }
+}
+
+/// The identity of a bootstrap token, as [`of_token`].
+fn of_bootstrap_token(server: &Server, id: &str, secret: &str) -> Result<Identity, Box<(Identity, String)>> {
+    let named = || Identity::new(&format!("{BOOTSTRAP_USER_PREFIX}{id}"), &[]);
+    let found = server.hub.get(&SECRET, bootstrap_token::NAMESPACE, &bootstrap_token::secret_name(id));
+    let token = found.and_then(|found| BootstrapToken::from_secret(&found.value()));
+    let Some(token) = token.filter(|token| token.is_secret(secret)) else {
+        return Err(Box::new((named(), "there is no such bootstrap token".to_owned())));
+    };
+    if !token.authenticates {
+        return Err(Box::new((named(), "this bootstrap token does not authenticate".to_owned())));
+    }
+    let identity = token.identity();
+    match server.credentials.fault(&identity) {
+        Some(why) => Err(Box::new((identity, why))),
+        None => Ok(identity),
+    }
+}
+
+/// The identity that a bootstrap token in a review proves now, or the reason why it proves none. `from`: the
+/// address of the review; a node may make one, and must not guess in this way either.
+pub(super) fn of_reviewed(server: &Server, from: IpAddr, token: &str) -> Option<Result<Identity, String>> {
+    let (id, secret) = bootstrap_token::parse(token)?;
+    let (network, now) = (Network::of(from, None), Instant::now());
+    if !server.guesses.begin(network, now) {
+        return Some(Err(TOO_MANY_GUESSES.to_owned()));
+    }
+    let judged = of_bootstrap_token(server, id, secret).map_err(|named| named.1);
+    if judged.is_ok() {
+        server.guesses.was_right(network, now);
+    }
+    Some(judged)
 }
 
 /// The identity that a token proves now; if it proves none, the identity that it names, and the reason.
@@ -107,10 +198,15 @@ pub(super) struct Standing {
 }
 
 impl Standing {
+    /// Of a service account's token with these claims.
+    #[cfg(test)]
     pub(super) fn new(server: Arc<Server>, claims: Value) -> Standing {
-        let (not_after, credentials) = (claims["exp"].as_i64(), Arc::clone(&server));
-        let proves: Arc<dyn Fn() -> bool + Send + Sync> =
-            Arc::new(move || of_token(&server, Some(&claims)).is_ok());
+        Standing::of(server, Token::Account(Some(claims)))
+    }
+
+    fn of(server: Arc<Server>, token: Token) -> Standing {
+        let (not_after, credentials) = (token.not_after(), Arc::clone(&server));
+        let proves: Arc<dyn Fn() -> bool + Send + Sync> = Arc::new(move || token.proves(&server).is_ok());
         let holds = Arc::clone(&proves);
         let over = Box::pin(async move {
             credentials.credentials.while_holds(not_after, TOKEN_RECHECK, || holds()).await;

@@ -352,7 +352,7 @@ async fn caught<T>(future: impl Future<Output = T>) -> Result<T, String> {
 async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> (Response<Body>, Sent) {
     let (parts, incoming) = request.into_parts();
     let presented = Arc::new(authentication::Presented::new(Arc::clone(&server), caller.clone(), &parts));
-    let identity = presented.identity();
+    let identity = presented.first_identity();
     let slot = match &identity {
         Ok(identity) if Arc::ptr_eq(identity, &caller.identity) => Arc::clone(&caller.slot),
         Ok(identity) => server.limits.slot((**identity).as_ref(), caller.from, Instant::now()),

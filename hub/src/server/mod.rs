@@ -22,6 +22,7 @@ mod detached_watch;
 mod discovery;
 mod ending;
 mod finish;
+mod guesses;
 mod handlers;
 mod handshakes;
 mod head;

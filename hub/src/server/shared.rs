@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::guesses::Guesses;
 use super::handshakes::Handshakes;
 use super::large::Large;
 use super::leases::Holders;
@@ -25,6 +26,7 @@ pub(crate) struct Server {
     pub(crate) counters: Counters,
     pub(super) limits: Limits,
     pub(super) handshakes: Arc<Handshakes>,
+    pub(super) guesses: Guesses,
     pub(super) large: Large,
     pub(super) credentials: Credentials,
     pub(super) calls: Arc<Calls>,
@@ -39,6 +41,7 @@ impl Server {
             hub,
             counters: Counters::default(),
             limits: Limits::new(&capacity),
+            guesses: Guesses::default(),
             handshakes: Arc::new(Handshakes::new(capacity.handshakes)),
             large: Large::new(capacity.large_workers),
             calls: Arc::new(Calls::new(capacity.sessions)),

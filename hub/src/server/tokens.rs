@@ -9,6 +9,7 @@ use http::Response;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
+use super::authentication;
 use super::context::{RequestContext, attributes};
 use super::respond::{self, Body};
 use super::route::Target;
@@ -16,10 +17,10 @@ use crate::fresh::fresh;
 use crate::hub::Hub;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::field_error::FieldError;
-use kedge_hub_core::identity::ClusterView as _;
 use kedge_hub_core::identity::token::{
     self, BOUND, DEFAULT_SECS, Grant, ISSUER, LONGEST_SECS, SHORTEST_SECS,
 };
+use kedge_hub_core::identity::{ClusterView as _, Identity};
 use kedge_hub_core::value::{at, rfc3339, text};
 
 /// `POST .../serviceaccounts/NAME/token`.
@@ -137,6 +138,13 @@ pub(super) fn review(context: &RequestContext<'_>, spec: &Value) -> Value {
         Some(list) if !list.is_empty() => list.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
         _ => vec![ISSUER.to_owned()],
     };
+    // a bootstrap token is for the API itself
+    if audiences.iter().any(|audience| audience == ISSUER)
+        && let Some(judged) =
+            authentication::of_reviewed(context.server, context.trail.from(), text(spec, &["token"]))
+    {
+        return reviewed(judged.map(|identity| (identity, vec![ISSUER.to_owned()])));
+    }
     let claims = claims(hub, text(spec, &["token"])).ok_or_else(|| "invalid bearer token".to_owned());
     let judged =
         claims.and_then(|claims| token::authenticate(&claims, &audiences, OffsetDateTime::now_utc(), hub));
@@ -145,6 +153,10 @@ pub(super) fn review(context: &RequestContext<'_>, spec: &Value) -> Value {
             Some(why) => Err(why),
             None => Ok((identity, good)),
         });
+    reviewed(judged)
+}
+
+fn reviewed(judged: Result<(Identity, Vec<String>), String>) -> Value {
     match judged {
         Ok((identity, good)) => {
             json!({"authenticated": true, "user": super::reviews::user_info(&identity), "audiences": good})

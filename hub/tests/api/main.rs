@@ -9,6 +9,7 @@ mod acts;
 mod answers;
 mod apply;
 mod audit;
+mod bootstrap;
 mod calls;
 mod desired;
 mod events;

@@ -1,0 +1,202 @@
+//! Bootstrap tokens as a machine that joins, a stranger and a thief use them.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::identity::signing_request;
+use super::server::{Client, Hub, Reply};
+use super::{JSON, MAPS, NODES};
+
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+const SECRETS: &str = "/api/v1/namespaces/kube-system/secrets";
+const WHO_AM_I: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+const NODE_SIGNER: &str = "kube-apiserver-client-kubelet";
+const TOKEN: &str = "abcdef.0123456789abcdef";
+
+/// A Secret with kubeadm's keys, and more.
+fn secret(more: Value) -> Value {
+    let mut data = json!({"token-id": "abcdef", "token-secret": "0123456789abcdef",
+        "usage-bootstrap-authentication": "true"});
+    for (key, value) in more.as_object().unwrap() {
+        data[key] = value.clone();
+    }
+    json!({"metadata": {"name": "bootstrap-token-abcdef"}, "type": "bootstrap.kubernetes.io/token",
+        "stringData": data})
+}
+
+/// Requests without a certificate, with a bearer token.
+struct Bearer<'a>(Client, &'a str);
+
+impl<'a> Bearer<'a> {
+    fn new(hub: &Hub, token: &'a str) -> Bearer<'a> {
+        Bearer(hub.anonymous(), token)
+    }
+
+    /// From another address of this machine.
+    fn from(self, last: u8) -> Bearer<'a> {
+        Bearer(self.0.from(last), self.1)
+    }
+
+    #[track_caller]
+    fn send(&mut self, method: &str, path: &str, body: &Value) -> Reply {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let bearer = format!("Bearer {}", self.1);
+        // a refused request ends its connection
+        self.0 = self.0.another();
+        self.0.send(method, path, &[JSON, ("authorization", &bearer)], body.as_bytes())
+    }
+
+    #[track_caller]
+    fn get(&mut self, path: &str) -> Reply {
+        self.send("GET", path, &Value::Null)
+    }
+}
+
+fn of_node(request: &str, node: &str) -> Value {
+    signing_request(request, &format!("system:node:{node}"), "system:nodes", NODE_SIGNER)
+}
+
+#[test]
+fn token_asks_for_its_node_and_nothing_else() {
+    let hub = Hub::new();
+    let mut admin = hub.admin();
+    admin
+        .post(
+            SECRETS,
+            &secret(json!({"kedge.dev-node": "edge-1", "auth-extra-groups": "system:bootstrappers:x"})),
+        )
+        .expect(201);
+    let mut device = Bearer::new(&hub, TOKEN);
+    let user = device.send("POST", WHO_AM_I, &json!({})).expect(201)["status"]["userInfo"].take();
+    let groups = json!(["system:bootstrappers", "system:bootstrappers:x", "system:authenticated"]);
+    assert_eq!(user, json!({"username": "system:bootstrap:abcdef", "groups": groups}));
+    let asked = of_node("r", "edge-1");
+    let made = device.send("POST", REQUESTS, &asked).expect(201);
+    assert_eq!((&made["spec"]["username"], &made["spec"]["groups"]), (&user["username"], &groups));
+    let own = format!("{REQUESTS}/r");
+    assert_eq!(device.get(&own).expect(200)["metadata"]["uid"], made["metadata"]["uid"]);
+    assert_eq!(device.send("POST", REQUESTS, &asked).code, 409, "again after a cut");
+    let why = r#"certificatesigningrequests.certificates.k8s.io "s" is forbidden: bootstrap token "abcdef" is for node "edge-1", not for "edge-2""#;
+    device.send("POST", REQUESTS, &of_node("s", "edge-2")).refused(403, why);
+    admin.post(REQUESTS, &of_node("other", "edge-1")).expect(201);
+    let token = format!("{SECRETS}/bootstrap-token-abcdef");
+    let approval = format!("{own}/approval");
+    for (method, path) in [
+        ("GET", &*format!("{REQUESTS}/other")),
+        ("GET", REQUESTS),
+        ("PUT", &own),
+        ("DELETE", &own),
+        ("PUT", &approval),
+        ("GET", &token),
+        ("GET", SECRETS),
+        ("GET", MAPS),
+        ("GET", NODES),
+        ("GET", "/metrics"),
+        ("GET", "/kedge/nodes"),
+        ("POST", "/apis/authentication.k8s.io/v1/tokenreviews"),
+    ] {
+        let body = if method == "GET" { Value::Null } else { asked.clone() };
+        assert_eq!(device.send(method, path, &body).code, 403, "{method} {path}");
+    }
+    let headers = [JSON, ("authorization", "Bearer abcdef.0123456789abcdef"), ("impersonate-user", "admin")];
+    assert_eq!(hub.anonymous().send("GET", NODES, &headers, b"").code, 403);
+    // a node and its pods cannot read the tokens of others either
+    let mut node = hub.node("edge-3");
+    node.post(NODES, &json!({"metadata": {"name": "edge-3"}})).expect(201);
+    for path in [&*token, SECRETS] {
+        assert_eq!(node.get(path).code, 403, "{path}");
+    }
+    // the end of the token is the end of its rights
+    admin.delete(&token).expect(200);
+    assert_eq!(device.get(&own).code, 401);
+    let lines = fs::read_to_string(hub.data_dir.join("audit-others.log")).unwrap_or_default();
+    let line = lines.lines().find(|line| line.contains("\"create\"")).unwrap_or_else(|| panic!("{lines}"));
+    assert!(line.contains("system:bootstrap:abcdef"), "{line}");
+    shows_no_secret(&hub);
+}
+
+/// Neither the log nor the audit logs contain the token's secret.
+fn shows_no_secret(hub: &Hub) {
+    let logs = ["audit.log", "audit-reads.log", "audit-others.log", "audit-refused.log"];
+    let logs = logs.map(|log| fs::read_to_string(hub.data_dir.join(log)).unwrap_or_default());
+    let all = logs.join("") + &hub.log();
+    assert!(all.contains("abcdef") && !all.contains("0123456789"), "{all}");
+}
+
+#[test]
+fn only_a_right_and_valid_token_is_an_identity() {
+    let hub = Hub::new();
+    let mut admin = hub.admin();
+    let path = format!("{SECRETS}/bootstrap-token-abcdef");
+    let mut last = 0;
+    let mut check = |more: Option<Value>, token: &str, code: u16| {
+        if let Some(more) = &more {
+            admin.post(SECRETS, &secret(more.clone())).expect(201);
+        }
+        last += 1;
+        let found = Bearer::new(&hub, token).from(last).send("POST", WHO_AM_I, &json!({}));
+        assert_eq!(found.code, code, "{more:?} {token}");
+        if more.is_some() {
+            admin.delete(&path).expect(200);
+        }
+    };
+    check(Some(json!({})), TOKEN, 201);
+    check(None, TOKEN, 401);
+    check(Some(json!({})), "abcdef.0123456789abcdee", 401);
+    check(Some(json!({})), "abcdeg.0123456789abcdef", 401);
+    check(Some(json!({})), "abcdef.", 401);
+    check(Some(json!({"usage-bootstrap-authentication": "yes"})), TOKEN, 401);
+    check(Some(json!({"expiration": "2999-01-01T00:00:00Z"})), TOKEN, 201);
+    check(Some(json!({"expiration": "2001-01-01T00:00:00Z"})), TOKEN, 401);
+    check(Some(json!({"kedge.dev-uses": "0"})), TOKEN, 201);
+    // it counts as its type alone, and in one namespace alone
+    let mut opaque = secret(json!({}));
+    opaque["type"] = "Opaque".into();
+    admin.post(SECRETS, &opaque).expect(201);
+    assert_eq!(Bearer::new(&hub, TOKEN).from(99).get("/api").code, 401);
+    let refused = admin.post("/api/v1/namespaces/default/secrets", &secret(json!({}))).expect(422);
+    assert!(refused["message"].as_str().unwrap().contains("kube-system alone"), "{refused}");
+    shows_no_secret(&hub);
+}
+
+#[test]
+fn used_token_asks_for_nothing_new() {
+    let hub = Hub::new();
+    hub.admin().post(SECRETS, &secret(json!({"kedge.dev-node": "*", "kedge.dev-uses": "0"}))).expect(201);
+    let mut device = Bearer::new(&hub, TOKEN);
+    let refused = device.send("POST", REQUESTS, &of_node("r", "edge-1")).expect(403);
+    assert!(refused["message"].as_str().unwrap().contains("was used by another request"), "{refused}");
+}
+
+#[test]
+fn guesses_end_after_ten_a_minute() {
+    let hub = Hub::new();
+    let mut admin = hub.admin();
+    admin.post(SECRETS, &secret(json!({}))).expect(201);
+    let guess = |number: u32| {
+        let token = format!("abcdef.{number:016}");
+        let reply = Bearer::new(&hub, &token).from(7).get("/api");
+        (reply.code, reply.header("retry-after").join(""))
+    };
+    let codes: Vec<u16> = (0..14).map(|number| guess(number).0).collect();
+    assert!(codes[..10].iter().all(|code| *code == 401), "{codes:?}");
+    assert_eq!(codes[13], 429, "{codes:?}");
+    assert_eq!(guess(99), (429, "6".to_owned()));
+    // a right one from there learns nothing either; one from elsewhere is not affected
+    assert_eq!(Bearer::new(&hub, TOKEN).from(7).get("/api").code, 429);
+    assert_eq!(Bearer::new(&hub, TOKEN).from(8).get("/api").code, 200);
+    // nor does a node ask in their place
+    let review = |token: &str| json!({"spec": {"token": token}});
+    let mut node = hub.node("edge-1").from(9);
+    let path = "/apis/authentication.k8s.io/v1/tokenreviews";
+    let found = node.post(path, &review(TOKEN)).expect(201);
+    assert_eq!(found["status"]["user"]["username"], "system:bootstrap:abcdef");
+    for _ in 0..12 {
+        let found = node.post(path, &review("abcdef.0000000000000000")).expect(201);
+        assert_eq!(found["status"]["authenticated"], Value::Null);
+    }
+    let found = node.post(path, &review(TOKEN)).expect(201);
+    assert_eq!(found["status"].get("user"), None, "{found}");
+    shows_no_secret(&hub);
+}
