@@ -432,7 +432,7 @@ impl<'a> Run<'a> {
                 stage::end_by(None);
                 let is_late = end.is_some_and(|end| end <= Instant::now());
                 let late = if is_late {
-                    format!(" (its time was over, {} s)", start.elapsed().as_secs())
+                    format!(" (its time was over, {} s: {})", start.elapsed().as_secs(), self.teller.steps())
                 } else {
                     String::new()
                 };

@@ -7,6 +7,9 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+/// Length of a line in [`Console::steps`].
+const STEP_CHARS: usize = 30;
+
 /// The meaning of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
@@ -26,6 +29,8 @@ pub struct Console {
     start: Instant,
     is_terminal: bool,
     live: String,
+    /// The beginnings of the present chapter's lines, with their times.
+    steps: Vec<String>,
 }
 
 impl Console {
@@ -36,6 +41,7 @@ impl Console {
             start: Instant::now(),
             is_terminal: std::io::stdout().is_terminal() && !plain,
             live: String::new(),
+            steps: Vec::new(),
         }
     }
 
@@ -46,6 +52,7 @@ impl Console {
 
     /// A new chapter.
     pub fn chapter(&mut self, title: &str) {
+        self.steps.clear();
         self.print(&format!("\n{}", paint(self.is_terminal, "1", title)));
     }
 
@@ -59,7 +66,13 @@ impl Console {
             Tone::Plain => "",
         };
         let time = clock(self.start.elapsed());
+        self.steps.push(format!("{time} {}", text.chars().take(STEP_CHARS).collect::<String>()));
         self.print(&format!("  {time}  {}", paint(self.is_terminal, colour, text)));
+    }
+
+    /// The lines of the present chapter so far, shortened, for a report of where the time went.
+    pub fn steps(&self) -> String {
+        format!("{}, now {}", self.steps.join(", "), clock(self.start.elapsed()))
     }
 
     /// Rewrites the line at the bottom of a terminal; nothing elsewhere.
