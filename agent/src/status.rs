@@ -28,6 +28,9 @@ pub(crate) fn text(status: &Value) -> String {
     if let Some(conflict) = conflict {
         line(&mut out, "name", &conflict);
     }
+    if let Some(text) = another_machine(&status["anotherMachine"]) {
+        line(&mut out, "duplicate", &text);
+    }
     line(&mut out, "disk", &disk(&status["disk"]));
     out.push_str(&config_text(&status["config"]));
     out
@@ -114,6 +117,17 @@ fn contact(status: &Value) -> String {
         "lost" => format!("lost {since} ago{why}"),
         _ => format!("not yet, for {since}{why}"),
     }
+}
+
+/// A machine that has this node's name and credential.
+fn another_machine(other: &Value) -> Option<String> {
+    let secs = number(other, "/secondsSince")?;
+    let which = other["machineID"].as_str().map(|id| format!(" (machine id {id})")).unwrap_or_default();
+    let effect = if other["isRefused"] == true { ", the server takes its statuses and not ours" } else { "" };
+    Some(format!(
+        "another machine{which} reports as this node, last noticed {} ago{effect}: its disk was copied with this node's credential",
+        duration(secs)
+    ))
 }
 
 fn lease(status: &Value) -> String {

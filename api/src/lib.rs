@@ -57,6 +57,14 @@ pub const CONFIG_OK: &str = "ConfigOK";
 /// The condition that shows whether the disk with the node's state has stopped responding. A node without
 /// such an incident does not have it.
 pub const DISK_STALLED: &str = "DiskStalled";
+/// The condition that shows whether two machines renew the Lease of one node: their disk was copied with its
+/// credential (our hub only). A node that never had a double does not have it.
+pub const DUPLICATE_IDENTITY: &str = "DuplicateIdentity";
+/// The reason of our hub's 409 for a status of the machine that came second.
+pub const DUPLICATE: &str = "Duplicate";
+/// On the first request of each connection of a node: the first eight bytes of the machine's boot id, in
+/// hexadecimal. Our hub tells two machines with one credential apart by it; other servers ignore it.
+pub const BOOT_HEADER: &str = "kedge-boot";
 /// The condition that shows whether a crash loop of the agent holds the pods of a node. A node without such
 /// an incident does not have it.
 pub const PODS_HELD: &str = "PodsHeld";

@@ -174,13 +174,22 @@ fn with_a_twin() -> World {
 
 #[test]
 fn two_devices_of_one_name_write_little() {
-    let mut world = with_a_twin();
-    world.supervise_for(24 * 60 * MINUTE);
-    let patches = &world.hub.status_patches;
-    let bytes: usize = patches.iter().map(|patch| patch.to_string().len()).sum();
-    // each reports every 5 minutes, and overwrites the other's report at that pace
-    assert!((500..2500).contains(&patches.len()), "{} statuses of {bytes} bytes", patches.len());
-    assert!(bytes < 4_000_000, "{} statuses of {bytes} bytes", patches.len());
+    let written = |mut world: World| {
+        world.supervise_for(24 * 60 * MINUTE);
+        let patches = &world.hub.status_patches;
+        let bytes: usize = patches.iter().map(|patch| patch.to_string().len()).sum();
+        (patches.len() * 100, bytes * 100, world)
+    };
+    let (alone, bytes_alone, _) = written(World::fleet(Flavour::Kedge, &NAMES[..1]));
+    let (both, bytes_of_both, world) = written(with_a_twin());
+    assert!(both <= alone / 100 * 105, "{both} statuses in a hundred days, alone {alone}");
+    assert!(bytes_of_both <= bytes_alone / 100 * 105, "{bytes_of_both} bytes, alone {bytes_alone}");
+    for (node, other) in world.nodes.iter().zip(["another", "5f3c"]) {
+        let known = node.report().another_machine.expect("it reports all the time");
+        assert_eq!(known.machine_id.as_deref(), Some(other));
+    }
+    let renewals = world.hub.renewals;
+    assert!(renewals >= 2 * 8_300, "each renews its Lease as always: {renewals}");
 }
 
 #[test]

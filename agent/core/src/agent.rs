@@ -432,8 +432,11 @@ impl Actors {
                     self.config.relist();
                 }
                 let is_whole = matches!(news, NodeNews::Seen { is_whole: true, .. });
-                self.heartbeat.node(self.node.node(), is_whole, turn);
+                let takes_again = self.heartbeat.node(self.node.node(), is_whole, turn);
                 if let Some(pods) = &mut self.pods {
+                    if takes_again {
+                        pods.statuses_are_taken();
+                    }
                     pods.node(self.node.node(), is_read, turn);
                 }
             }
@@ -564,7 +567,7 @@ impl Actors {
             turn.log(Level::Warn, format!("{line}: {answer}; {then}"));
         }
         match key {
-            RequestKey::PatchStatus => self.heartbeat.status_failed(),
+            RequestKey::PatchStatus => self.heartbeat.status_failed(answer, turn),
             RequestKey::PatchNode | RequestKey::PatchLabels => self.node.failed(key),
             _ => return,
         }
@@ -595,7 +598,8 @@ impl Actors {
             RequestKey::Register | RequestKey::PatchLabels | RequestKey::PatchNode => {
                 self.node.changed_by_us(answer);
                 if key == RequestKey::PatchLabels {
-                    self.node.labels_accepted(self.config.config(), turn);
+                    let longest = self.heartbeat.longest_pause(self.config.config(), turn.now);
+                    self.node.labels_accepted(self.config.config(), longest, turn);
                 }
                 self.node.settled(key, answer, turn);
             }
@@ -693,6 +697,7 @@ impl Actors {
             status_posts: self.heartbeat.posts,
             registered: self.node.node().is_some(),
             server_is_hub: self.is_hub,
+            another_machine: self.heartbeat.rival.report(now.mono),
         }
     }
 }

@@ -62,6 +62,11 @@ impl Answer {
         }
     }
 
+    /// Our hub knows two machines of this name, and this is not the first.
+    pub(crate) fn is_about_a_duplicate(&self) -> bool {
+        matches!(self, Self::Refused { status: 409, reason, .. } if reason == kedge_api::DUPLICATE)
+    }
+
     /// Verified TLS and any answer but 401.
     pub fn is_contact(&self) -> bool {
         !matches!(self, Self::Failed(_) | Self::Refused { status: 401, .. })

@@ -46,6 +46,8 @@ pub use event::{Action, Collection, Event, LeaseRequest, Listing, Request, Reque
 pub use node::facts::{HardwareWatchdog, HostFacts, ImageState, PodNetworks, Runtime};
 pub use node::status::{allocatable_memory, kubelet_version};
 pub use options::Options;
-pub use report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report, StorageReport};
+pub use report::{
+    AnotherMachine, BadReport, ConditionReport, ConfigReport, LeaseReport, Report, StorageReport,
+};
 pub use watching::{ObjectVersion, WatchEnd, WatchFailure, WatchOrder, Watched};
 pub use writes::{Outcome, Step};

@@ -51,7 +51,7 @@ impl Rewrites {
     /// Records a write. `is_again`: it has the content of an earlier one.
     pub(crate) fn written(&mut self, now: Duration, is_again: bool, first: Duration, longest: Duration) {
         // a write that lasted for long was not contested
-        let is_row = is_again && now < self.due.saturating_add(longest);
+        let is_row = is_again && !self.due.is_zero() && now < self.due.saturating_add(longest);
         self.in_a_row = if is_row { self.in_a_row.saturating_add(1) } else { 0 };
         let pause = first.saturating_mul(1 << self.in_a_row.min(16)).min(longest.max(first));
         self.due = now.saturating_add(pause);

@@ -35,6 +35,21 @@ pub struct Report {
     pub registered: bool,
     /// Whether the API server is our hub; null while unknown.
     pub server_is_hub: Option<bool>,
+    /// Another machine that reports as this node; null without one.
+    pub another_machine: Option<AnotherMachine>,
+}
+
+/// A machine with the name and the credential of this node.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AnotherMachine {
+    /// Its `/etc/machine-id`; null if the server alone knows of it.
+    #[serde(rename = "machineID")]
+    pub machine_id: Option<String>,
+    /// Seconds since it was last noticed.
+    pub seconds_since: u64,
+    /// The server takes statuses from the other machine only.
+    pub is_refused: bool,
 }
 
 /// The configuration's part of a report.

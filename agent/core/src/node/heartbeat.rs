@@ -15,6 +15,7 @@ use crate::kubelet::Config;
 use crate::node::facts::{HostFacts, Runtime};
 use crate::node::lease::LeaseKeeper;
 use crate::node::pressure::Pressures;
+use crate::node::rival::{self, Rival};
 use crate::node::status::{StatusKeeper, StatusPatch};
 use crate::outbox::{Outbox, Terms};
 use crate::pace::Rewrites;
@@ -62,6 +63,8 @@ pub(crate) struct Heartbeat {
     /// The content of the last accepted status.
     written: Option<Value>,
     rewrites: Rewrites,
+    /// Another machine that reports as this node.
+    pub(crate) rival: Rival,
     /// A status waits for its pace.
     paced: Option<Duration>,
     /// Status patches accepted since the start.
@@ -87,6 +90,7 @@ impl Heartbeat {
             offered: None,
             written: None,
             rewrites: Rewrites::default(),
+            rival: Rival::default(),
             paced: None,
             posts: 0,
             host_facts: Due::at(turn.now.mono),
@@ -98,26 +102,48 @@ impl Heartbeat {
     }
 
     /// The Node as last seen; `None` if it does not exist. `is_whole`: with its status. The Lease of a new
-    /// one is claimed at once.
-    pub(crate) fn node(&mut self, node: Option<&api::Node>, is_whole: bool, turn: &mut Turn) {
-        match node {
-            Some(node) if is_whole => self.status.node_seen(node),
-            Some(_) => {}
+    /// one is claimed at once. Returns whether the server, which refused statuses, takes them again.
+    pub(crate) fn node(&mut self, node: Option<&api::Node>, is_whole: bool, turn: &mut Turn) -> bool {
+        let takes_again = match node {
+            Some(node) if is_whole => self.node_seen(node, turn),
+            Some(_) => false,
             // another Node has nothing of the earlier writes
             None => {
                 self.status.node_gone();
                 self.written = None;
+                false
             }
-        }
+        };
         if self.lease.node(node.map(|node| node.metadata.uid.as_str()), turn.now) {
             turn.outbox.end_pause(turn.now, &RequestKey::Renew);
         }
+        takes_again
+    }
+
+    fn node_seen(&mut self, node: &api::Node, turn: &mut Turn) -> bool {
+        self.status.node_seen(node);
+        if let Some(ours) = self.status.system_info().filter(|_| self.written.is_some()) {
+            self.rival.seen(turn.now.mono, &node.status.node_info, ours);
+        }
+        let mut conditions = node.status.conditions.iter();
+        let there = conditions.find(|there| there.condition_type == api::DUPLICATE_IDENTITY);
+        let takes_again = self.rival.shown(there.is_some_and(|there| there.status == "True"));
+        if takes_again {
+            turn.outbox.end_pause(turn.now, &RequestKey::PatchStatus);
+        }
+        takes_again
     }
 
     pub(crate) fn server_changed(&mut self, turn: &mut Turn) {
         self.lease.server_changed(turn.now);
         self.status.node_gone();
-        (self.offered, self.written) = (None, None);
+        (self.offered, self.written, self.rival) = (None, None, Rival::default());
+    }
+
+    /// The longest pause between writes that answer somebody else's, and between reports without news.
+    pub(crate) fn longest_pause(&self, config: &Config, now: Now) -> Duration {
+        let frequency = config.node_status_report_frequency;
+        if self.rival.is_there(now.mono) { frequency.max(rival::PAUSE) } else { frequency }
     }
 
     // ------------------------------------------------------------------------------------------ host and
@@ -242,18 +268,27 @@ impl Heartbeat {
         self.posts = self.posts.saturating_add(1);
         if let Some((patch, said)) = self.offered.take() {
             let is_again = self.written.as_ref() == Some(&said);
-            let (first, longest) = (config.node_status_update_frequency, config.node_status_report_frequency);
+            let first = config.node_status_update_frequency;
+            let longest = self.longest_pause(config, turn.now);
             // a regular report without a difference answers nobody's change
             if !is_again || patch.differs {
                 self.rewrites.written(turn.now.mono, is_again, first, longest);
             }
             self.written = Some(said);
+            self.rival.reported();
             self.status.accepted(turn.now, patch, longest, turn.jitter);
         }
     }
 
-    pub(crate) fn status_failed(&mut self) {
+    /// A server that knows two machines of this name takes statuses from the first: the next try is far
+    /// away, or when the Node shows that the other one is gone.
+    pub(crate) fn status_failed(&mut self, answer: &Answer, turn: &mut Turn) {
         self.offered = None;
+        if answer.is_about_a_duplicate() {
+            self.rival.refused(turn.now.mono);
+            let next = turn.now.mono.saturating_add(turn.jitter.stretch(rival::PAUSE, 0.25));
+            turn.outbox.pause(&RequestKey::PatchStatus, next);
+        }
     }
 
     /// There is no Node whose status could be patched.

@@ -13,4 +13,5 @@ pub(crate) mod object;
 pub(crate) mod pressing;
 pub(crate) mod pressure;
 pub(crate) mod registration;
+pub(crate) mod rival;
 pub(crate) mod status;

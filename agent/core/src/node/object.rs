@@ -13,9 +13,11 @@ use crate::event::{Action, Request, RequestKey};
 use crate::kubelet::Config;
 use crate::node::facts::HostFacts;
 use crate::node::registration::{missing_labels, registration, wrong_annotations};
+use crate::node::rival;
 use crate::outbox::{LONGEST_WAIT, Terms};
 use crate::pace::Rewrites;
 use crate::reflector::{Reflector, Shown};
+use crate::sorted::SortedMap;
 use crate::turn::{Order, Turn};
 use crate::watching::Watched;
 use kedge_api::{self as api, excerpt, excerpt_of};
@@ -96,11 +98,27 @@ impl Versions {
 #[derive(Debug, Clone, Default)]
 struct Labels {
     offered: Option<Value>,
-    /// The latest ones.
-    written: VecDeque<Value>,
+    /// Each with the value that was written last.
+    written: SortedMap<String, Value>,
     rewrites: Rewrites,
     /// When the next write may be sent; set while one waits for this.
     paced: Option<Duration>,
+}
+
+impl Labels {
+    /// Whether all of these were written before with these values, together or one by one.
+    fn are_written(&self, body: &Value) -> bool {
+        entries_of(body).all(|(key, value)| self.written.get(&key) == Some(value))
+    }
+}
+
+/// The labels and annotations of a patch.
+fn entries_of(body: &Value) -> impl Iterator<Item = (String, &Value)> {
+    let parts = body["metadata"].as_object().into_iter().flatten();
+    parts.flat_map(|(part, entries)| {
+        let entries = entries.as_object().into_iter().flatten();
+        entries.map(move |(key, value)| (format!("{part}/{key}"), value))
+    })
 }
 
 #[derive(Debug, Clone)]
@@ -121,6 +139,8 @@ pub(crate) struct NodeObject {
     is_unreadable: bool,
     /// `status.config` as it was last put into the outbox, for a server that is not our hub.
     annotation: Option<StatusAnnotation>,
+    /// The pace of writing it again.
+    annotation_rewrites: Rewrites,
     labels: Labels,
 }
 
@@ -143,6 +163,7 @@ impl NodeObject {
             wrong_node_logged: false,
             is_unreadable: false,
             annotation: None,
+            annotation_rewrites: Rewrites::default(),
             labels: Labels::default(),
         }
     }
@@ -318,7 +339,7 @@ impl NodeObject {
                     json!({"metadata": {"annotations": annotations}})
                 }
             };
-            if labels.written.contains(&body) && now.mono < labels.rewrites.due() {
+            if labels.are_written(&body) && now.mono < labels.rewrites.due() {
                 labels.paced = Some(labels.rewrites.due());
                 return None;
             }
@@ -328,14 +349,14 @@ impl NodeObject {
     }
 
     /// The last offered labels, or annotations, were accepted.
-    pub(crate) fn labels_accepted(&mut self, config: &Config, turn: &Turn) {
+    pub(crate) fn labels_accepted(&mut self, config: &Config, longest: Duration, turn: &Turn) {
         let Some(body) = self.labels.offered.take() else { return };
-        let is_again = self.labels.written.contains(&body);
-        let (first, longest) = (config.node_status_update_frequency, config.node_status_report_frequency);
+        let is_again = self.labels.are_written(&body);
+        let first = config.node_status_update_frequency;
         self.labels.rewrites.written(turn.now.mono, is_again, first, longest);
-        if !is_again {
-            self.labels.written.truncate(MOST_VERSIONS.saturating_sub(1));
-            self.labels.written.push_front(body);
+        // the node's own ones: their number is limited
+        for (key, value) in entries_of(&body) {
+            self.labels.written.insert(key, value.clone());
         }
     }
 
@@ -402,7 +423,7 @@ impl NodeObject {
     }
 
     /// Notices that somebody overwrote the annotation: a late request of an earlier run, or another
-    /// client. It is sent again after a pause, so that two writers do not fight in a loop. A version of the
+    /// client. It is sent again after growing pauses, so that two writers do not fight in a loop. A version of the
     /// Node older than our write shows the earlier text. A server that drops the annotation does not get it
     /// again.
     fn note_overwritten_annotation(&mut self, turn: &mut Turn) {
@@ -411,7 +432,8 @@ impl NodeObject {
         let seen: Option<u64> = node.metadata.resource_version.parse().ok();
         if *there != annotation.text && annotation.version.is_some() && seen > annotation.version {
             self.annotation = None;
-            turn.outbox.pause(&RequestKey::PatchNode, turn.now.mono.saturating_add(LONGEST_WAIT));
+            self.annotation_rewrites.written(turn.now.mono, true, LONGEST_WAIT, rival::PAUSE);
+            turn.outbox.pause(&RequestKey::PatchNode, self.annotation_rewrites.due());
         }
     }
 }

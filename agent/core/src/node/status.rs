@@ -168,6 +168,11 @@ impl StatusKeeper {
         self.is_stopping = stops;
     }
 
+    /// This machine's part of `nodeInfo`.
+    pub(crate) fn system_info(&self) -> Option<&NodeSystemInfo> {
+        self.host.as_ref().map(|host| &host.info)
+    }
+
     /// The status that the API server is believed to have.
     pub(crate) fn believed(&self) -> Option<&NodeStatus> {
         self.believed.as_ref()
@@ -222,11 +227,10 @@ impl StatusKeeper {
     /// The present status without its times, whatever the server has.
     pub(crate) fn said(&self, config_ok: &ConfigOk, config: Option<&NodeConfigStatus>) -> Value {
         let Some(host) = &self.host else { return Value::Null };
-        // conditions that are sent only if the server has them
+        // conditions that are sent only because the server has them are no news of this node
         let none = NodeStatus::default();
-        let believed = self.believed.as_ref().unwrap_or(&none);
         let now = Now { mono: Duration::ZERO, wall: self.started };
-        let conditions = self.conditions(now, believed, config_ok, true).into_iter();
+        let conditions = self.conditions(now, &none, config_ok, true).into_iter();
         let words = conditions.map(|(it, _)| json!([it.condition_type, it.status, it.reason, it.message]));
         json!([
             words.collect::<Value>(),

@@ -264,6 +264,11 @@ impl PodsActor {
         turn.act(Action::WatchPods(order));
     }
 
+    /// The server takes statuses from this machine again.
+    pub(crate) fn statuses_are_taken(&mut self) {
+        self.pods.statuses_are_taken();
+    }
+
     /// A renewal's answer reported the number of the latest change that concerns the node.
     pub(crate) fn named(&mut self, latest: u64, turn: &Turn) {
         self.rereading.named(latest, turn.now.mono);

@@ -52,6 +52,11 @@ impl Retry {
         self.not_before = now.saturating_add(wait);
     }
 
+    /// Notes a refusal that will last.
+    pub(crate) fn wait(&mut self, now: Duration, wait: Duration) {
+        self.not_before = now.saturating_add(wait);
+    }
+
     /// Notes a step that failed but got further than before: it waits as after a first failure.
     pub(crate) fn broke_off(&mut self, now: Duration) {
         self.succeeded();

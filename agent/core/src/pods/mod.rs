@@ -527,6 +527,14 @@ impl Pods {
         }
     }
 
+    /// Statuses that were refused need not wait any longer.
+    fn statuses_are_taken(&mut self) {
+        for api in self.lives.values_mut().filter_map(|life| life.api.as_mut()) {
+            api.retry.0.succeeded();
+        }
+        self.touch_all();
+    }
+
     /// The pod with that UID; if there is none, adds one that only the runtime knows.
     fn life_of(&mut self, uid: &PodUid) -> &mut Life {
         let origin = Origin::Found { node_uid: String::new() };

@@ -7,6 +7,7 @@
 //! after its object is gone. Leaves to others: the content of a status (`status`) and of a record (`record`).
 
 use crate::answer::{Answer, Now};
+use crate::node::rival;
 use crate::pods::event::{ContainerState, DesiredFile, Exit, PodAction, TERMINATION_MESSAGE_BYTES};
 use crate::pods::failing::Failed;
 use crate::pods::in_api::{Base, InApi, Sent};
@@ -289,6 +290,10 @@ impl Life {
             refusal if refusal.is_final() => {
                 api.refused = Some(sent);
                 api.retry.0.failed(now.mono);
+            }
+            answer if answer.is_about_a_duplicate() => {
+                api.refused = Some(sent);
+                api.retry.0.wait(now.mono, rival::PAUSE);
             }
             // the server has another version of the pod, or another pod of that name: in both cases the watch
             // shows it
