@@ -307,6 +307,8 @@ impl<'a> Registry<'a> {
             dialled: Arc::new(AtomicU64::new(0)),
             connected: Arc::default(),
             user_agent: concat!("kedge/", env!("CARGO_PKG_VERSION")).into(),
+            // a registry learns nothing of the machine
+            boot_line: "".into(),
         })
     }
 

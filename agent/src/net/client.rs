@@ -21,8 +21,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kedge_api::RENEWAL_MEDIA;
-use kedge_platform::linux::read_named_file;
+use kedge_api::{BOOT_HEADER, RENEWAL_MEDIA};
+use kedge_platform::Clocks;
+use kedge_platform::linux::{LinuxClocks, Roots, read_named_file};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use ureq::Agent;
@@ -257,6 +258,7 @@ pub struct Api {
     lookup: Arc<Lookup>,
     links: Arc<Links>,
     user_agent: Arc<str>,
+    boot_line: Arc<str>,
     credentials: Credentials,
     outcomes: Arc<Outcomes>,
 }
@@ -291,6 +293,7 @@ impl Api {
             lookup: Arc::new(lookup),
             links: Arc::default(),
             user_agent: concat!("kedge/", env!("CARGO_PKG_VERSION")).into(),
+            boot_line: boot_line(LinuxClocks::new(&Roots::default()).boot_id()).into(),
             credentials: Credentials::load(options, read)?,
             outcomes: Arc::default(),
         }))
@@ -339,6 +342,13 @@ impl Api {
     pub fn server(&self) -> u64 {
         self.credentials.loaded().server
     }
+}
+
+/// The header line with the first eight bytes of this boot's id; empty without one.
+fn boot_line(boot_id: &str) -> String {
+    let digits: String = boot_id.chars().filter(|letter| *letter != '-').take(16).collect();
+    let is_id = digits.len() == 16 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if is_id { format!("{BOOT_HEADER}: {digits}\r\n") } else { String::new() }
 }
 
 /// A connection to the server before TLS, and everything that TLS and a request on it need.
@@ -575,6 +585,7 @@ impl Client {
             connected: Arc::clone(&self.0.connected),
             links: Arc::clone(&self.0.api.links),
             user_agent: Arc::clone(&self.0.api.user_agent),
+            boot_line: Arc::clone(&self.0.api.boot_line),
         }
     }
 

@@ -399,6 +399,8 @@ pub(crate) struct Dialler {
     pub(crate) connected: Arc<Mutex<Option<SocketAddr>>>,
     pub(crate) links: Arc<Links>,
     pub(crate) user_agent: Arc<str>,
+    /// The line by which a hub tells two machines with one credential apart.
+    pub(crate) boot_line: Arc<str>,
 }
 
 impl fmt::Debug for Dialler {
@@ -435,6 +437,7 @@ impl Connector<()> for Dialler {
             wire,
             link,
             session,
+            boot_line: Some(Arc::clone(&self.boot_line)),
             buffers,
             may_have_plain,
             held,
@@ -759,6 +762,8 @@ pub(crate) struct TlsTransport {
     wire: Wire,
     link: Arc<Link>,
     session: ClientConnection,
+    /// The line for the head of the first request; `None` once that was sent.
+    boot_line: Option<Arc<str>>,
     buffers: PassingBuffers,
     /// Whether the session may have plain text, or an end, to read.
     may_have_plain: bool,
@@ -885,7 +890,15 @@ impl Transport for TlsTransport {
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), ureq::Error> {
         let timeout = timeout.for_write();
         self.wire.deadline = deadline_after(timeout.after);
-        self.held.extend_from_slice(&self.buffers.output()[..amount]);
+        let output = &self.buffers.output()[..amount];
+        // ureq keeps connections apart by nothing that the connector could see, so the line is put in here
+        let end = output.windows(2).position(|two| two == b"\r\n").filter(|_| self.boot_line.is_some());
+        let (line, rest) = output.split_at(end.map_or(0, |end| end + 2));
+        self.held.extend_from_slice(line);
+        if end.is_some() {
+            self.held.extend_from_slice(self.boot_line.take().unwrap_or_default().as_bytes());
+        }
+        self.held.extend_from_slice(rest);
         if self.held.len() < BUFFER_BYTES {
             return Ok(());
         }
