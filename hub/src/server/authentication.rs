@@ -135,6 +135,11 @@ impl Presented {
         Ok(Arc::clone(&caller.identity))
     }
 
+    /// The refusal of a status by this node, if its connection is of the second of two machines.
+    pub(super) fn refusal_of_status(&self, node: &str, body: &[u8]) -> Option<ApiError> {
+        self.caller.boot.refusal(node, body)
+    }
+
     /// Resolves when the client disconnects during its call.
     pub(super) async fn left(&self) {
         self.caller.patience.left_for(Duration::ZERO).await;

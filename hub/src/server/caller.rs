@@ -2,6 +2,7 @@
 
 use crate::server::credentials::Seen;
 use crate::server::limits::Slot;
+use crate::server::machines::Boot;
 use crate::server::shared::Server;
 use crate::server::stream::Patience;
 use kedge_hub_core::identity::Identity;
@@ -26,6 +27,8 @@ pub(super) struct Caller {
     pub(super) slot: Arc<Slot>,
     /// The server's record of a node's credential.
     pub(super) seen: Option<Arc<Seen>>,
+    /// The machine at the other end, if it is a node's.
+    pub(super) boot: Arc<Boot>,
     /// The patience of its socket.
     pub(super) patience: Patience,
     /// True once it has shown a valid credential: its certificate, or a token with a request.
@@ -39,13 +42,21 @@ impl Caller {
         let slot = server.limits.slot(valid, from, Instant::now());
         let seen = server.credentials.connected(valid);
         let proven = Arc::new(AtomicBool::new(valid.is_some()));
-        Caller { identity: Arc::new(identity), from, slot, seen, patience: Patience::default(), proven }
+        let (patience, boot) = (Patience::default(), Arc::default());
+        Caller { identity: Arc::new(identity), from, slot, seen, boot, patience, proven }
     }
 
     /// Notes the identity that a request's credential proves.
     pub(super) fn note(&self, identity: Option<&Identity>) {
         if identity.is_some() {
             self.proven.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that the node whose certificate this is renewed its Lease.
+    pub(super) fn renewed(&self, server: &Server) {
+        if let Some(node) = (*self.identity).as_ref().and_then(Identity::node) {
+            self.boot.renewed(&server.machines, &server.hub, node, self.from);
         }
     }
 

@@ -360,6 +360,10 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
         Err(_) => server.limits.slot(None, caller.from, Instant::now()),
     };
     caller.note(identity.as_deref().ok().and_then(Option::as_ref));
+    let is_own = identity.as_ref().is_ok_and(|identity| Arc::ptr_eq(identity, &caller.identity));
+    if let Some(node) = (*caller.identity).as_ref().filter(|_| is_own).and_then(Identity::node) {
+        caller.boot.note(&server.machines, node, &parts.headers);
+    }
     let renews = identity.as_ref().is_ok_and(|identity| is_renewal(&parts, (**identity).as_ref()));
     let now = Instant::now();
     let paced = match identity.as_deref().ok().and_then(Option::as_ref) {
@@ -391,6 +395,9 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
     if !wants_minimal(&parts.headers) || response.status().is_client_error() {
         respond::date(&mut response);
     }
+    if renews && is_own && response.status().is_success() {
+        caller.renewed(&server);
+    }
     let of_connection = (*caller.identity).as_ref();
     audited::count(&server, caller.from, of_connection, response.status().as_u16(), handled);
     let sent = if body.drain(&parts.headers).await { Sent::Read } else { Sent::Unread };
@@ -415,7 +422,7 @@ mod tests {
 
     use kedge_api::DESIRED_HEADER;
     use kedge_hub_core::identity::token::{Grant, ISSUER};
-    use kedge_hub_core::kinds::{CONFIG_MAP, LEASE, SERVICE_ACCOUNT};
+    use kedge_hub_core::kinds::{CONFIG_MAP, EVENT, LEASE, NODE, SERVICE_ACCOUNT};
     use kedge_hub_core::selector::Selection;
     use serde_json::{Value, json};
 
@@ -575,6 +582,66 @@ mod tests {
             body.len()
         );
         [head("PATCH", &format!("{LEASES}{node}"), &fields), body.into_bytes()].concat()
+    }
+
+    #[tokio::test]
+    async fn second_machine_of_a_node_renews_and_reports_nothing() {
+        let stage = Stage::new("machines");
+        let hub = &stage.server.hub;
+        let lease = json!({"metadata": {"name": "n", "namespace": "kube-node-lease"},
+            "spec": {"holderIdentity": "n", "leaseDurationSeconds": 40, "renewTime": "2026-11-21T00:00:00.000000Z"}});
+        hub.create(&LEASE, lease).await.unwrap();
+        hub.create(&NODE, json!({"metadata": {"name": "n"}})).await.unwrap();
+        let node = || Some(Identity::new("system:node:n", &["system:nodes"]));
+        let with_boot = |request: Vec<u8>, boot: &str| {
+            let request = String::from_utf8(request).unwrap();
+            request.replacen("\r\n", &format!("\r\n{boot}"), 1).into_bytes()
+        };
+        let status = |fields: &str| {
+            let body = format!("{{\"status\":{fields}}}");
+            let fields =
+                format!("content-type: application/merge-patch+json\r\ncontent-length: {}\r\n", body.len());
+            [head("PATCH", "/api/v1/nodes/n/status", &fields), body.into_bytes()].concat()
+        };
+        let boots = ["kedge-boot: 00000000000000aa\r\n", "kedge-boot: 00000000000000bb\r\n"];
+        let mut first = stage.connect(node());
+        first.write_all(&with_boot(renewal("n", "2026-11-21T00:00:01.000000Z"), boots[0])).await.unwrap();
+        assert_eq!(answer(&mut first).await, (204, false));
+        let mut second = stage.connect(node());
+        second.write_all(&with_boot(renewal("n", "2026-11-21T00:00:02.000000Z"), boots[1])).await.unwrap();
+        assert_eq!(answer(&mut second).await, (204, false));
+        // the later one came with the first renewal after which both renewed twice
+        for round in 3..5 {
+            for client in [&mut first, &mut second] {
+                client
+                    .write_all(&renewal("n", &format!("2026-11-21T00:00:{round:02}.000000Z")))
+                    .await
+                    .unwrap();
+                assert_eq!(answer(client).await, (204, false), "a renewal is never refused for it");
+            }
+        }
+        // statuses have connections of their own
+        let info = r#"{"nodeInfo":{"machineID":"77aa"}}"#;
+        for (boot, code) in [(boots[1], 409), (boots[0], 200), ("", 200)] {
+            let mut client = stage.connect(node());
+            client.write_all(&with_boot(status(info), boot)).await.unwrap();
+            assert_eq!(answer(&mut client).await.0, code, "{boot}");
+        }
+        second.write_all(&renewal("n", "2026-11-21T00:00:05.000000Z")).await.unwrap();
+        assert_eq!(answer(&mut second).await, (204, false));
+        let found = || {
+            let node = hub.get(&NODE, "", "n").unwrap().value();
+            let found =
+                kedge_hub_core::value::condition(&node["status"], kedge_api::DUPLICATE_IDENTITY).cloned();
+            found.filter(|found| found["message"].as_str().is_some_and(|message| message.contains("77aa")))
+        };
+        while found().is_none_or(|found| found["status"] != "True") {
+            tokio::task::yield_now().await;
+        }
+        while !hub.list(&EVENT, "default").iter().any(|event| event.value()["reason"] == "DuplicateIdentity")
+        {
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]

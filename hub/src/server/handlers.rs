@@ -393,6 +393,12 @@ async fn resource(
         "watch" => watch_collection(context, target, selection?, form),
         _ => {
             let body = body.read().await?;
+            if part == Part::Status
+                && let Some(node) = context.author()
+                && let Some(refused) = context.presented.refusal_of_status(node, &body)
+            {
+                return Err(refused);
+            }
             if verb == "deletecollection" {
                 return delete_collection(context, target, &selection?, writer, &body).await;
             }

@@ -32,6 +32,7 @@ mod leases;
 mod limits;
 mod link;
 mod location;
+mod machines;
 mod node_access;
 mod node_streams;
 mod openapi;

@@ -93,6 +93,7 @@ fn renew(server: &Server, caller: &Caller, request: &[u8]) -> Option<Answer> {
         return None;
     }
     caller.slot.charge(Work::Parsed(body_bytes), now);
+    caller.renewed(server);
     server.counters.answers[2].fetch_add(1, Ordering::Relaxed);
     log::debug!("PATCH {LEASES}{node} 204");
     Answer::new(named(server, node, &caller.slot), !is_alone)

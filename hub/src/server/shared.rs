@@ -12,6 +12,7 @@ use super::handshakes::Handshakes;
 use super::large::Large;
 use super::leases::Holders;
 use super::limits::Limits;
+use super::machines::AllMachines;
 use crate::capacity::Capacity;
 use crate::hub::Hub;
 
@@ -32,6 +33,7 @@ pub(crate) struct Server {
     pub(super) calls: Arc<Calls>,
     pub(super) usages: NodeUsages,
     pub(super) holders: Holders,
+    pub(super) machines: AllMachines,
 }
 
 impl Server {
@@ -47,6 +49,7 @@ impl Server {
             calls: Arc::new(Calls::new(capacity.sessions)),
             usages: NodeUsages::default(),
             holders: Holders::default(),
+            machines: AllMachines::default(),
         }
     }
 }

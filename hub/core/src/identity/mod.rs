@@ -13,6 +13,7 @@ pub mod bootstrap_token;
 mod bootstrapper;
 pub mod certificate_request;
 pub mod denied;
+pub mod duplicates;
 #[cfg(test)]
 mod fixture;
 #[allow(clippy::module_inception, reason = "it is what the folder is named after")]
