@@ -114,7 +114,11 @@ fn only_needed_headers_are_sent() {
     bench.client.request(&patch).unwrap();
     let heard = server.counts.heard();
     let user_agent = concat!("user-agent: kedge/", env!("CARGO_PKG_VERSION"));
-    assert_eq!(sorted(&heard[0].headers), [format!("host: {}", server.address).as_str(), user_agent]);
+    // the first request of a connection tells two machines with one credential apart
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().replace('-', "");
+    let boot = format!("kedge-boot: {}", &boot[..16]);
+    let host = format!("host: {}", server.address);
+    assert_eq!(sorted(&heard[0].headers), [host.as_str(), boot.as_str(), user_agent]);
     let expected = format!(
         "host: {}\r\naccept: application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1\r\n\
          content-type: application/merge-patch+json\r\nprefer: return=minimal\r\ncontent-length: 7\r\n{user_agent}",
@@ -721,6 +725,27 @@ fn request_for_one_server_is_not_sent_to_another() {
     assert_eq!((first.counts.heard().len(), second.counts.heard().len()), (1, 0));
     assert_eq!(bench.api.server(), 1);
     assert_shown(&bench.client.for_server(1).request(&get("/x")), "200 second");
+}
+
+/// Authorities change in steps: the next one joins, then the former one goes.
+#[test]
+fn other_authorities_for_one_address_are_no_other_server() {
+    let (former, next) = (Authority::new("former"), Authority::new("next"));
+    let server = Server::start(&former, |_| Reply::ok("ok"));
+    let bench = Bench::new(&former, server.address);
+    let for_first = bench.client.for_server(0);
+    assert_shown(&for_first.request(&get("/x")), "200 ok");
+    let generation = bench.api.refresh();
+    KubeconfigText {
+        server: format!("https://{}", server.address),
+        roots: &next,
+        cluster: String::new(),
+        user: CERTIFICATE_USER.into(),
+    }
+    .write(&bench.folder);
+    assert!(for_first.request(&get("/x")).is_err(), "the server has no certificate of the next one yet");
+    assert_ne!(bench.api.refresh(), generation, "streams begin anew");
+    assert_eq!(bench.api.server(), 0);
 }
 
 #[test]

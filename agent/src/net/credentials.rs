@@ -179,7 +179,7 @@ pub(super) struct Access {
     pub(super) generation: u64,
     /// Counts the servers that they named: facts from one say nothing about another.
     pub(super) server: u64,
-    /// The server's identity: another address, name or authority is another server.
+    /// The server's identity: another address or name is another server.
     peer: u64,
     pub(super) route: Arc<Route>,
     pub(super) url: String,
@@ -200,16 +200,14 @@ struct TokenRead {
     at: Option<Instant>,
 }
 
-/// The server's identity, as one number. A hub that was set up again has another authority, even at the same
-/// address.
+/// The server's identity, as one number. Other authorities for the same address and name are not another
+/// server: they change in steps over years. (After each change of the kubeconfig every stream lists anew, and
+/// a hub that was set up again shows Nodes of other UIDs.)
 fn peer_of(kubeconfig: &Kubeconfig) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     kubeconfig.server.url().hash(&mut hasher);
     kubeconfig.server_name.to_str().hash(&mut hasher);
-    for root in &kubeconfig.roots {
-        root.as_ref().hash(&mut hasher);
-    }
     hasher.finish()
 }
 
