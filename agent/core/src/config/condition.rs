@@ -32,7 +32,7 @@ fn message(view: &View) -> String {
     let uid = view.in_use.config.as_ref().map(|(config, _)| config.uid.as_str()).unwrap_or_default();
     match view.standing {
         Standing::Local => format!("using current {local}"),
-        Standing::InTrial { .. } | Standing::KnownGood => format!("using current (UID: {uid})"),
+        Standing::InTrial(_) | Standing::KnownGood => format!("using current (UID: {uid})"),
         Standing::Fallback(fallback) => match fallback.runs {
             Substitute::LastKnownGood => format!("using last known good: (UID: {uid})"),
             Substitute::Previous => format!("using the last known good before it: (UID: {uid})"),

@@ -20,8 +20,7 @@ use crate::config::records::{
     Assigned, BadConfigs, CheckpointName, Complaints, ConfigRecord, Counts, Current, Known, LastKnownGood,
     RanAs, Startups, StateFile, Verdict,
 };
-use crate::config::requested::{Object, SyncProblem};
-use crate::config::source;
+use crate::config::requested::{Object, Requested, SyncProblem};
 use crate::config::source::{RequestedSource, Source};
 use crate::config::standing::{Obstacle, Standing, Substitute};
 use crate::config::start::{Facts, Floor, InUse, Started};
@@ -113,74 +112,116 @@ struct Ended {
     written: usize,
 }
 
-/// The configuration's state machine.
-#[derive(Debug, Clone)]
-pub(crate) struct Configuration {
-    facts: Facts,
-    disk: Disk,
-    in_use: InUse,
-    /// The counts of all configs, recorded or not; those of the running config as last saved.
-    startups: Startups,
-    /// When this run began, in monotonic time.
-    run_began: Duration,
+/// The identities of the configs that a start would try, each only if its content is available.
+#[derive(Debug, Clone, Copy)]
+struct Contents {
+    assigned: Option<Identity>,
+    last_known_good: Option<Identity>,
+    previous: Option<Identity>,
+}
+
+impl Contents {
+    /// Whether the payload is last-known-good's or the one's before it.
+    fn have_proven(&self, is: &Identity) -> bool {
+        let proven = [self.last_known_good, self.previous];
+        proven.iter().flatten().any(|proven| proven.payload == is.payload)
+    }
+}
+
+/// Points in time of this run, in monotonic time, from which running time and silence count.
+#[derive(Debug, Clone, Copy)]
+struct Timing {
+    /// When this run began.
+    began: Duration,
     /// When running time began to count: at the start of the run, or when pods were released.
     counted_since: Duration,
     /// Running time of the config at the last save of progress.
     saved_ran_ms: u64,
     /// When an API server last accepted a renewal or a status, or when this run began.
     silent_since: Duration,
-    /// The node's faults at the last look; `None` before the first.
+}
+
+/// The node's faults.
+#[derive(Debug, Clone, Copy, Default)]
+struct Faults {
+    /// At the last look; `None` before the first.
     complaints: Option<Complaints>,
     /// Whether all thresholds of the config in use were checked.
     has_looked: bool,
-    /// The faults under the config on trial beyond its baseline, as last reported.
-    reported_worse: Complaints,
-    /// While the running config is not proven: the last-known-good's limits for pods.
-    floor: Option<Floor>,
-    assigned: Option<Identity>,
-    last_known_good: Option<Identity>,
-    previous: Option<Identity>,
-    standing: Standing,
-    node_uid: String,
-    /// The Node that requested something, valid or not, since this agent runs.
-    asked_by: String,
-    /// Where an operator writes the Node's request.
-    place: &'static str,
-    /// The Node's request, as last read.
-    requested: Option<RequestedSource>,
-    /// The ConfigMap that it names.
-    object: Object,
-    /// The object changed, or its checkpoint was lost: it must be read whole.
-    must_read: bool,
-    sync: Option<SyncProblem>,
-    /// Why the exit, for which everything is written, cannot happen.
-    held_up: Option<String>,
-    /// The pinned ConfigMap was edited: not followed, but reported.
-    edited: Option<String>,
-    /// A checkpoint that is durable although its assignment could not be recorded.
+}
+
+/// Checkpoints that no record names.
+#[derive(Debug, Clone, Default)]
+struct Unnamed {
+    /// One that is durable although its assignment could not be recorded.
     unnamed: Option<CheckpointName>,
-    /// A transition left a checkpoint that no record names.
+    /// A transition left one.
     must_sweep: bool,
-    /// An edit of the list of bad configs during a transition.
-    edited_bad: Option<Known<BadConfigs>>,
-    stop: Option<String>,
-    forgive: Vec<String>,
-    /// The Node's request to forgive: a UID, and perhaps more words; `None` before a Node was read.
-    asked_to_forgive: Option<String>,
+}
+
+/// Changes of the list of bad configs that others request or make.
+#[derive(Debug, Clone)]
+struct Forgiving {
+    /// UIDs from `kedge config forgive`.
+    requested: Vec<String>,
+    /// The Node's request: a UID, and perhaps more words; `None` before a Node was read.
+    on_node: Option<String>,
     /// The last such request that was obeyed or recorded, whatever has happened to the list since; `None` if
     /// none is known.
     heard_of: Option<String>,
     /// This run's start found no list: an agent of another version may have obeyed the Node's request, and
     /// recorded it in its own.
     began_list: bool,
+    /// An edit of the list during a transition.
+    edit: Option<Known<BadConfigs>>,
+}
+
+/// Requests to end this run.
+#[derive(Debug, Clone, Default)]
+struct Exit {
+    /// A stop of the agent; why.
+    stop: Option<String>,
+    /// `kedge config reset`, which ends the run once it is recorded.
     reset: bool,
-    job: Option<Job>,
+    /// Why the exit, for which everything is written, cannot happen.
+    held_up: Option<String>,
+}
+
+/// What the disk has accepted or refused.
+#[derive(Debug, Clone, Copy)]
+struct Writes {
     /// The end of the previous run has a consequence that is not on disk yet.
     evidence_unrecorded: bool,
     /// The last transition ended at a write that failed.
-    write_failed: bool,
+    have_failed: bool,
     /// No transition that writes starts before this, after one failed.
     not_before: Duration,
+}
+
+/// The configuration's state machine.
+///
+/// `standing` is its state: settled (local or last-known-good), on trial, or a fallback, each with what only
+/// that state needs. `requested` is the source that it is compared with, and `exit` can end the run from any
+/// state.
+#[derive(Debug, Clone)]
+pub(crate) struct Configuration {
+    facts: Facts,
+    disk: Disk,
+    contents: Contents,
+    in_use: InUse,
+    standing: Standing,
+    /// The counts of all configs, recorded or not; those of the running config as last saved.
+    startups: Startups,
+    timing: Timing,
+    faults: Faults,
+    /// While the running config is not proven: the last-known-good's limits for pods.
+    floor: Option<Floor>,
+    requested: Requested,
+    checkpoints: Unnamed,
+    forgiving: Forgiving,
+    exit: Exit,
+    job: Option<Job>,
+    writes: Writes,
     notices: Vec<Notice>,
 }
 
@@ -202,50 +243,45 @@ pub(crate) struct View<'a> {
 
 impl Configuration {
     pub(crate) fn new(started: Started, facts: Facts, now: Now) -> Self {
-        let saved_ran_ms = started.in_use.counts.ran_ms;
         let disk_refused = started.standing.waits_for_disk();
         let noted = started.disk.bad_configs.known().and_then(|bad| bad.forgiven.clone());
         Self {
             facts,
             disk: started.disk,
+            contents: Contents {
+                assigned: started.assigned,
+                last_known_good: started.last_known_good,
+                previous: started.previous,
+            },
+            timing: Timing {
+                began: now.mono,
+                counted_since: now.mono,
+                saved_ran_ms: started.in_use.counts.ran_ms,
+                silent_since: now.mono,
+            },
             in_use: started.in_use,
-            startups: started.startups,
-            run_began: now.mono,
-            counted_since: now.mono,
-            saved_ran_ms,
-            silent_since: now.mono,
-            complaints: None,
-            has_looked: false,
-            reported_worse: Complaints::default(),
-            floor: started.floor,
-            assigned: started.assigned,
-            last_known_good: started.last_known_good,
-            previous: started.previous,
             standing: started.standing,
-            node_uid: String::new(),
-            asked_by: String::new(),
-            place: source::place(true),
-            requested: None,
-            object: Object::Unread,
-            must_read: false,
-            sync: None,
-            held_up: None,
-            edited: None,
-            unnamed: None,
-            must_sweep: false,
-            edited_bad: None,
-            stop: None,
-            forgive: Vec::new(),
-            asked_to_forgive: None,
-            heard_of: noted.map(|noted| noted.text),
-            began_list: started.began_list,
-            reset: false,
+            startups: started.startups,
+            faults: Faults::default(),
+            floor: started.floor,
+            requested: Requested::default(),
+            checkpoints: Unnamed::default(),
+            forgiving: Forgiving {
+                requested: Vec::new(),
+                on_node: None,
+                heard_of: noted.map(|noted| noted.text),
+                began_list: started.began_list,
+                edit: None,
+            },
+            exit: Exit::default(),
             job: None,
-            evidence_unrecorded: started.evidence_unrecorded,
-            write_failed: false,
-            // a disk that refused a moment ago is not tried again at once, or each start would lead to the
-            // next
-            not_before: if disk_refused { now.mono.saturating_add(RETRY_WRITE) } else { now.mono },
+            writes: Writes {
+                evidence_unrecorded: started.evidence_unrecorded,
+                have_failed: false,
+                // a disk that refused a moment ago is not tried again at once, or each start would lead to
+                // the next
+                not_before: if disk_refused { now.mono.saturating_add(RETRY_WRITE) } else { now.mono },
+            },
             notices: Vec::new(),
         }
     }
@@ -253,80 +289,52 @@ impl Configuration {
     // ------------------------------------------------------------------------------------------ knowledge
 
     /// The Node was read; `place` is where its source is written, for messages.
-    pub(crate) fn node_seen(&mut self, uid: &str, requested: RequestedSource, place: &'static str) {
-        self.place = place;
-        let object_of = |requested: &RequestedSource| match requested {
-            RequestedSource::Correct(source) => {
-                Some((source.object().0.to_owned(), source.object().1.to_owned()))
-            }
-            _ => None,
-        };
-        if self.requested.as_ref().and_then(object_of) != object_of(&requested) {
-            self.object = Object::Unread;
-        } else if self.requested.as_ref() != Some(&requested)
-            && matches!(self.object, Object::Compared { .. } | Object::Refused { .. })
-        {
-            // another key of it, or the other form: its content was dropped
-            (self.object, self.must_read) = (Object::Unread, true);
-        }
-        if requested != RequestedSource::Nil && self.asked_by != uid {
-            self.asked_by = uid.to_owned();
-        }
-        self.node_uid = uid.to_owned();
-        self.requested = Some(requested);
+    pub(crate) fn node_seen(&mut self, uid: &str, source: RequestedSource, place: &'static str) {
+        self.requested.node_seen(uid, source, place);
     }
 
     /// Another API server answers from now on: versions and objects of the old one must not be compared with
     /// its objects.
     pub(crate) fn server_changed(&mut self) {
-        (self.requested, self.asked_to_forgive) = (None, None);
-        (self.object, self.must_read) = (Object::Unread, true);
-        self.node_uid.clear();
-        self.asked_by.clear();
-        (self.sync, self.edited) = (None, None);
+        self.requested.server_changed();
+        self.forgiving.on_node = None;
     }
 
     /// The ConfigMap that the source names was read, or was not.
     pub(crate) fn object_seen(&mut self, namespace: &str, name: &str, object: Object) {
-        let is_wanted = self.requested_object().is_some_and(|wanted| wanted == (namespace, name));
-        // keep the whole object: a confirmation that it did not change has no content
-        if is_wanted && !self.object.is(&object) {
-            self.object = object;
+        if self.requested_object().is_some_and(|wanted| wanted == (namespace, name)) {
+            self.requested.object_seen(object);
         }
     }
 
     /// UID and resourceVersion of the wanted ConfigMap as recorded, if its checkpoint is whole: it need not
     /// be read again.
     pub(crate) fn held(&self) -> Option<(&str, &str)> {
-        let Some(RequestedSource::Correct(source)) = &self.requested else { return None };
-        let recorded = self.recorded(source)?;
+        let recorded = self.recorded(self.requested.correct()?)?;
         Some((&recorded.config.uid, &recorded.config.resource_version))
     }
 
     /// Returns once that the object must be read whole.
     pub(crate) fn take_must_read(&mut self) -> bool {
-        std::mem::take(&mut self.must_read)
+        self.requested.take_must_read()
     }
 
     /// The record of this source's config, if its checkpoint is whole.
     fn recorded(&self, source: &Source) -> Option<&Assigned> {
         let recorded = self.disk.current.known().and_then(|current| current.assigned.as_ref())?;
-        (self.assigned.is_some() && recorded.config.source == *source).then_some(recorded)
+        (self.contents.assigned.is_some() && recorded.config.source == *source).then_some(recorded)
     }
 
     /// The ConfigMap to watch.
     pub(crate) fn requested_object(&self) -> Option<(&str, &str)> {
-        match &self.requested {
-            Some(RequestedSource::Correct(source)) if self.facts.dynamic => Some(source.object()),
-            _ => None,
-        }
+        self.requested.correct().filter(|_| self.facts.dynamic).map(Source::object)
     }
 
     /// The node was looked at; `is_whole` if at everything that has a threshold. A moment in which the node
     /// is worse than its baseline restarts the running time of a trial.
     pub(crate) fn looked(&mut self, now: Now, complaints: Complaints, is_whole: bool) {
-        self.complaints = Some(complaints);
-        self.has_looked |= is_whole;
+        self.faults.complaints = Some(complaints);
+        self.faults.has_looked |= is_whole;
         let worse = self.worse();
         if worse.is_empty() {
             return;
@@ -335,10 +343,8 @@ impl Configuration {
         let counts = &mut self.in_use.counts;
         counts.lost_ms = counts.lost_ms.saturating_add(ran_ms);
         counts.worse = counts.worse.and(worse);
-        (counts.ran_ms, self.counted_since) = (0, now.mono);
-        self.standing.trial_begins_anew();
-        if !worse.beyond(self.reported_worse).is_empty() {
-            self.reported_worse = self.reported_worse.and(worse);
+        (counts.ran_ms, self.timing.counted_since) = (0, now.mono);
+        if self.standing.trial_begins_anew(worse) {
             let message = format!(
                 "{} under the configuration on trial, and not before it: as long as that is so its trial does not go on, and no answer \
                  of the API server counts as contact",
@@ -351,7 +357,7 @@ impl Configuration {
     /// The node's faults that were not there when the config on trial was adopted. For a proven config they
     /// do not count: they would delay everything that waits for it to run well.
     fn worse(&self) -> Complaints {
-        let complaints = self.complaints.filter(|_| self.in_trial()).unwrap_or_default();
+        let complaints = self.faults.complaints.filter(|_| self.in_trial()).unwrap_or_default();
         complaints.beyond(self.startups.baseline)
     }
 
@@ -366,7 +372,7 @@ impl Configuration {
         let counts = &mut self.in_use.counts;
         counts.worst_silence_ms = counts.worst_silence_ms.max(silence);
         (counts.contact, counts.silent_ms) = (true, 0);
-        self.silent_since = now.mono;
+        self.timing.silent_since = now.mono;
     }
 
     /// An API server accepted a renewal. One that arrives just after the process began may be the last before
@@ -375,13 +381,13 @@ impl Configuration {
         self.contact(now);
         let (trial_ms, ran_ms) = (self.in_use.terms.trial_ms, self.ran_ms(now));
         // thresholds that cannot be read for that long do not count
-        let has_looked = self.has_looked || ran_ms >= self.in_use.terms.trial_ends_within_ms();
+        let has_looked = self.faults.has_looked || ran_ms >= self.in_use.terms.trial_ends_within_ms();
         if !(has_looked && self.worse().is_empty()) {
             return;
         }
         let lease_secs = u64::from(self.in_use.effective.config.node_lease_duration_secs);
         let two_periods = Duration::from_millis(lease_secs * 1000 / 2).min(Duration::from_millis(trial_ms));
-        let is_old = now.mono.saturating_sub(self.run_began) >= two_periods;
+        let is_old = now.mono.saturating_sub(self.timing.began) >= two_periods;
         if is_old && ran_ms >= trial_ms {
             self.standing.heard_after_trial();
         }
@@ -389,32 +395,34 @@ impl Configuration {
 
     /// Running time since the last contact, or since the config began.
     fn silent_ms(&self, now: Now) -> u64 {
-        let since = now.mono.saturating_sub(self.silent_since).as_millis();
+        let since = now.mono.saturating_sub(self.timing.silent_since).as_millis();
         self.in_use.counts.silent_ms.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
     }
 
     /// A stop of the agent was requested.
     pub(crate) fn stop(&mut self, why: &str) {
-        self.stop.get_or_insert_with(|| why.to_owned());
+        self.exit.stop.get_or_insert_with(|| why.to_owned());
     }
 
     pub(crate) fn is_stop_asked(&self) -> bool {
-        self.stop.is_some()
+        self.exit.stop.is_some()
     }
 
     /// The exit, for which everything is written, cannot happen, for this reason; `None` if it can.
     pub(crate) fn hold_up_end(&mut self, held_up: Option<String>) {
-        self.held_up = held_up;
+        self.exit.held_up = held_up;
     }
 
     /// An exit is on its way that comes before any new request.
     fn is_exiting(&self) -> bool {
-        self.stop.is_some() || self.held_up.is_some() || self.job.as_ref().is_some_and(|job| job.kind.exits())
+        self.exit.stop.is_some()
+            || self.exit.held_up.is_some()
+            || self.job.as_ref().is_some_and(|job| job.kind.exits())
     }
 
     /// `kedge config reset`: use the local config, whatever the records say.
     pub(crate) fn reset(&mut self) {
-        self.reset = true;
+        self.exit.reset = true;
     }
 
     /// Why such a request would be refused at this moment.
@@ -428,13 +436,14 @@ impl Configuration {
             return Some("the agent is about to restart; ask again then".into());
         }
         // it would be adopted again at once, and last-known-good would be lost for nothing
-        let is_asked = self.requested.as_ref().is_some_and(|requested| *requested != RequestedSource::Nil);
-        is_asked.then(|| format!("the Node still asks for a config; clear {} first", self.place))
+        let is_asked =
+            self.requested.source.as_ref().is_some_and(|requested| *requested != RequestedSource::Nil);
+        is_asked.then(|| format!("the Node still asks for a config; clear {} first", self.requested.place))
     }
 
     /// Running time of the config in use since its last counted startup.
     pub(crate) fn ran_ms(&self, now: Now) -> u64 {
-        let run = now.mono.saturating_sub(self.counted_since).as_millis();
+        let run = now.mono.saturating_sub(self.timing.counted_since).as_millis();
         self.in_use.counts.ran_ms.saturating_add(u64::try_from(run).unwrap_or(u64::MAX))
     }
 
@@ -454,8 +463,7 @@ impl Configuration {
     }
 
     fn is_proven(&self, is: &Identity) -> bool {
-        let proven = [self.last_known_good, self.previous];
-        proven.iter().flatten().any(|proven| proven.payload == is.payload)
+        self.contents.have_proven(is)
     }
 
     /// The last-known-good's limits for pods, while the running config is not proven.
@@ -469,7 +477,7 @@ impl Configuration {
     fn next_baseline(&self, now: Now) -> Complaints {
         let is_its_own = self.runs_proven() && self.ran_ms(now) >= self.in_use.terms.unmixed_after_ms();
         match is_its_own {
-            true => self.complaints.unwrap_or_default(),
+            true => self.faults.complaints.unwrap_or_default(),
             false => self.startups.baseline,
         }
     }
@@ -486,11 +494,13 @@ impl Configuration {
             disk: &self.disk,
             in_use: &self.in_use,
             standing: &self.standing,
-            sync: self.sync.as_ref(),
-            held_up: self.held_up.as_deref(),
-            edited: self.edited.as_deref(),
-            latest: match &self.object {
-                Object::Compared { resource_version, .. } if self.edited.is_none() => Some(resource_version),
+            sync: self.requested.problem.as_ref(),
+            held_up: self.exit.held_up.as_deref(),
+            edited: self.requested.edited.as_deref(),
+            latest: match &self.requested.object {
+                Object::Compared { resource_version, .. } if self.requested.edited.is_none() => {
+                    Some(resource_version)
+                }
                 _ => None,
             },
         }
@@ -498,7 +508,7 @@ impl Configuration {
 
     /// The checkpoints that a sweep keeps, if a transition has left one that no record names.
     pub(crate) fn take_sweep(&mut self) -> Option<Option<Vec<CheckpointName>>> {
-        std::mem::take(&mut self.must_sweep).then(|| self.checkpoints_to_keep())
+        std::mem::take(&mut self.checkpoints.must_sweep).then(|| self.checkpoints_to_keep())
     }
 
     /// Checkpoints that a record names; `None` while a record that might name one is unreadable, or was not
@@ -522,7 +532,9 @@ impl Configuration {
         };
         let adopted = adopted.map(|assigned| assigned.config.checkpoint);
         let good = disk.fallback().into_iter().chain(disk.previous()).map(|config| config.checkpoint.clone());
-        Some(assigned.into_iter().chain(adopted).chain(self.unnamed.clone()).chain(good).collect())
+        Some(
+            assigned.into_iter().chain(adopted).chain(self.checkpoints.unnamed.clone()).chain(good).collect(),
+        )
     }
 
     pub(crate) fn effective(&self) -> &Rc<Effective> {
@@ -540,7 +552,7 @@ impl Configuration {
     /// Whether the evidence of the previous run's end is not needed any more: its consequence is on disk, or
     /// void.
     pub(crate) fn evidence_is_recorded(&self) -> bool {
-        !self.evidence_unrecorded
+        !self.writes.evidence_unrecorded
     }
 
     // ------------------------------------------------------------------------------------------ the next
@@ -569,20 +581,21 @@ impl Configuration {
             return None;
         }
         let at = |ms: u64| {
-            self.counted_since
+            self.timing
+                .counted_since
                 .saturating_add(Duration::from_millis(ms.saturating_sub(self.in_use.counts.ran_ms)))
         };
         let mut deadlines = Vec::with_capacity(4);
         if self.counts_running() && self.ran_ms(now) < u64::MAX {
             let terms = self.in_use.terms;
-            if self.saved_ran_ms < terms.settled_after_ms() {
+            if self.timing.saved_ran_ms < terms.settled_after_ms() {
                 deadlines.push(at(self.save_due_ms()));
                 deadlines.push(at(terms.settled_after_ms()));
             }
             if self.in_trial() {
                 let Counts { silent_ms, lost_ms, .. } = self.in_use.counts;
                 let left = self.patience_ms().saturating_sub(silent_ms);
-                deadlines.push(self.silent_since.saturating_add(Duration::from_millis(left)));
+                deadlines.push(self.timing.silent_since.saturating_add(Duration::from_millis(left)));
                 if lost_ms > 0 {
                     deadlines.push(at(terms.trial_ends_within_ms().saturating_sub(lost_ms)));
                 }
@@ -595,14 +608,14 @@ impl Configuration {
             }
         }
         if self.waits_for_disk() {
-            deadlines.push(self.not_before);
+            deadlines.push(self.writes.not_before);
         }
-        deadlines.into_iter().map(|at| at.max(self.not_before)).filter(|at| *at > now.mono).min()
+        deadlines.into_iter().map(|at| at.max(self.writes.not_before)).filter(|at| *at > now.mono).min()
     }
 
     /// The transition that is due, first match.
     fn due(&mut self, now: Now) -> Option<Transition> {
-        if let Some(why) = &self.stop {
+        if let Some(why) = &self.exit.stop {
             let closed = self.counts_running().then(|| self.closed(now));
             let verdict = self.unrecorded_verdict().map(|bad| {
                 let emptied = self.condemned().zip(closed.clone());
@@ -621,11 +634,11 @@ impl Configuration {
             return Some(kind);
         }
         let from_source = self.compare_source(now);
-        if self.unnamed.is_some() && from_source.is_none() && self.sync.is_none() {
+        if self.checkpoints.unnamed.is_some() && from_source.is_none() && self.requested.problem.is_none() {
             // the config is not wanted any more
-            (self.unnamed, self.must_sweep) = (None, true);
+            (self.checkpoints.unnamed, self.checkpoints.must_sweep) = (None, true);
         }
-        if now.mono < self.not_before {
+        if now.mono < self.writes.not_before {
             return None;
         }
         from_source
@@ -637,20 +650,20 @@ impl Configuration {
     }
 
     fn asked_for(&self, now: Now) -> Option<Transition> {
-        let Some(uid) = self.forgive.first().cloned() else {
+        let Some(uid) = self.forgiving.requested.first().cloned() else {
             // a record must come before an exit; but while the disk refuses writes, more important ones are
             // tried first
-            if !self.write_failed
+            if !self.writes.have_failed
                 && let Some(kind) = self.asked_from_afar(now)
             {
                 return Some(kind);
             }
             let why = "reset to the local config on request, restarting to use it".to_owned();
             // until it is done, because it was promised
-            return (self.reset && now.mono >= self.not_before)
+            return (self.exit.reset && now.mono >= self.writes.not_before)
                 .then(|| Transition::Unassign { current: self.reset_current(), why });
         };
-        Some(self.forgiving(uid))
+        Some(self.forgive_transition(uid))
     }
 
     /// `current` after a reset. The node decides it, not its present Node: that one may need the config to
@@ -809,15 +822,15 @@ impl Configuration {
         let rewritten = self.disk.bad_configs != ended.disk.bad_configs;
         let before = std::mem::replace(&mut self.disk, ended.disk);
         // an edit that this transition overwrote is gone from the disk, too
-        if let Some(bad) = self.edited_bad.take().filter(|_| !rewritten) {
+        if let Some(bad) = self.forgiving.edit.take().filter(|_| !rewritten) {
             self.take_bad_configs(bad);
         }
         if let Some(why) = ended.failed {
-            self.not_before = now.mono.saturating_add(RETRY_WRITE);
+            self.writes.not_before = now.mono.saturating_add(RETRY_WRITE);
             self.note_unnamed(&kind, ended.written);
             return self.failed(now, &kind, why);
         }
-        self.write_failed = false;
+        self.writes.have_failed = false;
         if let Some(notice) = self.succeeded(now, &kind, &before) {
             self.notices.push(notice);
         }
@@ -837,8 +850,8 @@ impl Configuration {
         };
         let name = current.assigned.as_ref().map(|assigned| &assigned.config.checkpoint);
         if checkpoint.is_some() && written > 0 && self.disk.current.known() != Some(current) {
-            self.must_sweep |= self.unnamed.is_some();
-            self.unnamed = name.cloned();
+            self.checkpoints.must_sweep |= self.checkpoints.unnamed.is_some();
+            self.checkpoints.unnamed = name.cloned();
         }
     }
 
@@ -848,18 +861,18 @@ impl Configuration {
             kind,
             Transition::TrialProgress { .. } | Transition::Promote { .. } | Transition::RecordVerdict { .. }
         ) {
-            self.evidence_unrecorded = false;
+            self.writes.evidence_unrecorded = false;
         }
         let normal = |reason, message| Some(Notice { warning: false, reason, message });
         match kind {
             Transition::Promote { startups, config, .. } => {
                 self.standing = Standing::KnownGood;
                 self.in_use.counts.lost_ms = 0;
-                self.saved_ran_ms = self.ours(startups).ran_ms.max(self.ran_ms(now));
+                self.timing.saved_ran_ms = self.ours(startups).ran_ms.max(self.ran_ms(now));
                 self.saved(startups);
-                self.previous = self.last_known_good;
-                self.last_known_good = self.in_use.config.as_ref().map(|(_, is)| *is);
-                self.must_sweep = true;
+                self.contents.previous = self.contents.last_known_good;
+                self.contents.last_known_good = self.in_use.config.as_ref().map(|(_, is)| *is);
+                self.checkpoints.must_sweep = true;
                 normal(
                     "ConfigPromoted",
                     format!(
@@ -874,16 +887,16 @@ impl Configuration {
             Transition::TrialProgress { startups, .. } => {
                 if self.startups.hold && !startups.hold {
                     // from now on the run without held pods counts
-                    (self.in_use.counts.ran_ms, self.counted_since) = (0, now.mono);
+                    (self.in_use.counts.ran_ms, self.timing.counted_since) = (0, now.mono);
                 }
-                self.saved_ran_ms = self.ours(startups).ran_ms.max(self.ran_ms(now));
+                self.timing.saved_ran_ms = self.ours(startups).ran_ms.max(self.ran_ms(now));
                 self.saved(startups);
                 None
             }
             Transition::AdoptBad { is, verdict, .. } => {
                 self.begin_wait(now);
-                self.assigned = Some(*is);
-                (self.edited, self.unnamed) = (None, None);
+                self.contents.assigned = Some(*is);
+                (self.requested.edited, self.checkpoints.unnamed) = (None, None);
                 let was_assigned = self.standing.is_assigned();
                 let runs = if self.in_trial() { Substitute::Previous } else { Substitute::LastKnownGood };
                 let obstacle = Obstacle::Marked { verdict: verdict.clone(), recorded: true };
@@ -891,7 +904,7 @@ impl Configuration {
                 if was_assigned {
                     self.now_runs_as(runs);
                 }
-                self.must_sweep = true;
+                self.checkpoints.must_sweep = true;
                 let config = match self.disk.assigned() {
                     AssignedNow::Config(config, _) => config.named(),
                     _ => String::new(),
@@ -914,14 +927,14 @@ impl Configuration {
                 None
             }
             Transition::NoteAsked { bad } => {
-                self.heard_of =
+                self.forgiving.heard_of =
                     Some(bad.forgiven.as_ref().map(|noted| noted.text.clone()).unwrap_or_default());
                 None
             }
             Transition::Forgive { uid, emptied, bad } => {
-                self.heard_of =
-                    bad.forgiven.as_ref().map(|noted| noted.text.clone()).or(self.heard_of.take());
-                self.forgive.retain(|other| other != uid);
+                self.forgiving.heard_of =
+                    bad.forgiven.as_ref().map(|noted| noted.text.clone()).or(self.forgiving.heard_of.take());
+                self.forgiving.requested.retain(|other| other != uid);
                 self.startups.clone_from(&emptied.startups);
                 if self.is_assigned(uid) {
                     self.standing.cleared(|obstacle| matches!(obstacle, Obstacle::Marked { .. }));
@@ -937,16 +950,16 @@ impl Configuration {
     /// that is worth recording, and no silence from before the wait.
     fn begin_wait(&mut self, now: Now) {
         let ran_ms = self.ran_ms(now).min(self.counts_up_to_ms());
-        (self.in_use.counts.ran_ms, self.counted_since) = (ran_ms, now.mono);
+        (self.in_use.counts.ran_ms, self.timing.counted_since) = (ran_ms, now.mono);
         self.in_use.counts.worst_silence_ms = 0;
-        self.saved_ran_ms = self.saved_ran_ms.min(ran_ms);
+        self.timing.saved_ran_ms = self.timing.saved_ran_ms.min(ran_ms);
     }
 
     /// The running config was assigned, and is now a fallback of the assigned one.
     fn now_runs_as(&mut self, fallback: Substitute) {
         let (config, is) = match fallback {
-            Substitute::LastKnownGood => (self.disk.fallback(), self.last_known_good),
-            _ => (self.disk.previous(), self.previous),
+            Substitute::LastKnownGood => (self.disk.fallback(), self.contents.last_known_good),
+            _ => (self.disk.previous(), self.contents.previous),
         };
         self.in_use.config = config.cloned().zip(is);
     }
@@ -959,22 +972,22 @@ impl Configuration {
         };
         match kind {
             Transition::NoteSource { current } if current.invalid_source.is_none() => {
-                self.sync =
+                self.requested.problem =
                     Some(SyncProblem::Failed(format!("could not record the assignment on disk: {why}")));
             }
             Transition::Adopt { .. } | Transition::AdoptBad { .. } | Transition::Unassign { .. } => {
-                self.sync =
+                self.requested.problem =
                     Some(SyncProblem::Failed(format!("could not record the assignment on disk: {why}")));
                 self.half_assigned(kind, &why);
             }
             // requested by a person: report it and drop it, they can ask again
-            Transition::Forgive { uid, .. } => self.forgive.retain(|other| other != uid),
+            Transition::Forgive { uid, .. } => self.forgiving.requested.retain(|other| other != uid),
             // a failed save is tried again when the next is due
-            Transition::TrialProgress { .. } => self.saved_ran_ms = self.ran_ms(now),
+            Transition::TrialProgress { .. } => self.timing.saved_ran_ms = self.ran_ms(now),
             _ => {}
         }
         // reported when the failure begins, not every minute that a disk is full
-        if std::mem::replace(&mut self.write_failed, true) {
+        if std::mem::replace(&mut self.writes.have_failed, true) {
             return None;
         }
         self.notices.push(Notice {
@@ -991,8 +1004,8 @@ impl Configuration {
         match kind {
             Transition::Adopt { current, is, .. } if self.disk.current.known() == Some(current) => {
                 // as the next start will find it: assigned, with its start not recorded
-                self.assigned = Some(*is);
-                self.edited = None;
+                self.contents.assigned = Some(*is);
+                self.requested.edited = None;
                 // the running config is no longer the assigned one: it is last-known-good, or was on trial
                 // and is superseded
                 let runs = if self.in_trial() { Substitute::Superseded } else { Substitute::LastKnownGood };
@@ -1027,7 +1040,7 @@ impl Configuration {
 
     /// `current` was written: it may name the same payload under another object, name, key or Node.
     fn renamed(&mut self, current: &Current, before: &str) {
-        let (Some(assigned), Some(is)) = (&current.assigned, self.assigned) else { return };
+        let (Some(assigned), Some(is)) = (&current.assigned, self.contents.assigned) else { return };
         let config = assigned.config.clone();
         let is_another = config.uid != before;
         if self.standing.is_assigned() {
@@ -1149,7 +1162,10 @@ mod tests {
             configuration.object_seen("n", "m", Object::Here(object));
             let noted = configuration.next(now());
             assert_eq!(kept.strong_count(), 0, "{problem}");
-            let known = format!("{:?} {:?} {noted:?}", configuration.object, configuration.sync);
+            let known = format!(
+                "{:?} {:?} {noted:?}",
+                configuration.requested.object, configuration.requested.problem
+            );
             assert!(known.contains(problem), "{known}");
         }
     }

@@ -3,7 +3,7 @@
 //! Always holds: only an assigned config can be on trial; a fallback knows the config that it replaces.
 //! `start` finds the first state, and `running` changes it with each transition that does not end the run.
 
-use crate::config::records::Verdict;
+use crate::config::records::{Complaints, Verdict};
 use std::mem;
 
 /// Which config runs.
@@ -12,14 +12,20 @@ pub(crate) enum Standing {
     /// The local one, as it should.
     Local,
     /// The assigned one, whose payload is not last-known-good yet.
-    InTrial {
-        /// A renewal was accepted when the trial was over.
-        is_promotable: bool,
-    },
+    InTrial(Trial),
     /// The assigned one, whose payload is last-known-good.
     KnownGood,
     /// Another one.
     Fallback(Fallback),
+}
+
+/// A config that must prove itself.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Trial {
+    /// A renewal was accepted when the trial was over.
+    is_promotable: bool,
+    /// The node's faults under this config beyond its baseline, as last reported.
+    reported: Complaints,
 }
 
 /// A config that runs in place of another.
@@ -99,7 +105,7 @@ impl Standing {
     ) -> Self {
         let runs = match rank {
             Rank::Assigned if is_good => return Self::KnownGood,
-            Rank::Assigned => return Self::InTrial { is_promotable: false },
+            Rank::Assigned => return Self::InTrial(Trial::default()),
             Rank::LastKnownGood => Substitute::LastKnownGood,
             Rank::Previous => Substitute::Previous,
         };
@@ -118,14 +124,14 @@ impl Standing {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Local => "local",
-            Self::InTrial { .. } => "trial",
+            Self::InTrial(_) => "trial",
             Self::KnownGood => "known-good",
             Self::Fallback(_) => "fallback",
         }
     }
 
     pub(crate) fn is_assigned(&self) -> bool {
-        matches!(self, Self::InTrial { .. } | Self::KnownGood)
+        matches!(self, Self::InTrial(_) | Self::KnownGood)
     }
 
     pub(crate) fn is_local(&self) -> bool {
@@ -133,13 +139,13 @@ impl Standing {
     }
 
     pub(crate) fn is_trial(&self) -> bool {
-        matches!(self, Self::InTrial { .. })
+        matches!(self, Self::InTrial(_))
     }
 
     /// Whether a config of this rank would run before the running one.
     pub(crate) fn is_behind(&self, rank: Rank) -> bool {
         match self {
-            Self::InTrial { .. } | Self::KnownGood => false,
+            Self::InTrial(_) | Self::KnownGood => false,
             Self::Local => true,
             Self::Fallback(fallback) => match fallback.runs {
                 Substitute::LastKnownGood | Substitute::Superseded => rank == Rank::Assigned,
@@ -187,18 +193,26 @@ impl Standing {
         })
     }
 
+    /// Whether a renewal was accepted when the trial was over.
+    pub(crate) fn is_promotable(&self) -> bool {
+        matches!(self, Self::InTrial(Trial { is_promotable: true, .. }))
+    }
+
     /// A renewal was accepted when the trial was over.
     pub(crate) fn heard_after_trial(&mut self) {
-        if let Self::InTrial { is_promotable } = self {
-            *is_promotable = true;
+        if let Self::InTrial(trial) = self {
+            trial.is_promotable = true;
         }
     }
 
-    /// The trial restarts.
-    pub(crate) fn trial_begins_anew(&mut self) {
-        if let Self::InTrial { is_promotable } = self {
-            *is_promotable = false;
-        }
+    /// The trial restarts, because the node has these faults beyond its baseline. Returns whether one of them
+    /// was not reported yet.
+    pub(crate) fn trial_begins_anew(&mut self, worse: Complaints) -> bool {
+        let Self::InTrial(trial) = self else { return false };
+        trial.is_promotable = false;
+        let is_news = !worse.beyond(trial.reported).is_empty();
+        trial.reported = trial.reported.and(worse);
+        is_news
     }
 
     /// Another config should run from now on, and this obstacle prevents it. `runs` is the relation of the

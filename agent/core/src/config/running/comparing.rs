@@ -21,11 +21,11 @@ impl Configuration {
     /// Compares the source with `current` (RULES.md, "Sources"). Sets the condition's problem with the
     /// source.
     pub(super) fn compare_source(&mut self, now: Now) -> Option<Transition> {
-        let requested = self.requested.clone()?;
+        let requested = self.requested.source.clone()?;
         let (problem, transition) = match &requested {
             RequestedSource::Nil => self.compare_nil(),
             RequestedSource::Invalid(why) => self.compare_invalid(why),
-            RequestedSource::Correct(source) => match self.object.clone() {
+            RequestedSource::Correct(source) => match self.requested.object.clone() {
                 // there is no new fact: the condition stays as it is
                 Object::Unread => return None,
                 Object::Missing => {
@@ -38,12 +38,12 @@ impl Configuration {
                     match self.recorded(source).cloned().filter(|old| old.config.is(&uid, &resource_version))
                     {
                         Some(recorded) => {
-                            self.edited = None;
+                            self.requested.edited = None;
                             (None, self.source_is_current(recorded))
                         }
                         // the source has another key meanwhile, or the checkpoint was lost
                         None => {
-                            (self.object, self.must_read) = (Object::Unread, true);
+                            self.requested.read_again();
                             return None;
                         }
                     }
@@ -51,7 +51,7 @@ impl Configuration {
                 Object::Compared { .. } => match self.recorded(source).cloned() {
                     Some(recorded) => (None, self.source_is_current(recorded)),
                     None => {
-                        (self.object, self.must_read) = (Object::Unread, true);
+                        self.requested.read_again();
                         return None;
                     }
                 },
@@ -59,7 +59,7 @@ impl Configuration {
                 Object::Here(object) => match self.compare_object(now, source, &object) {
                     Ok(transition) => (None, transition),
                     Err(problem) => {
-                        self.object = self.object.refused(problem.clone());
+                        self.requested.object = self.requested.object.refused(problem.clone());
                         self.refused(problem)
                     }
                 },
@@ -68,9 +68,9 @@ impl Configuration {
         // A problem stays in the condition while a transition is under way, otherwise each try on a full disk
         // would look like a change. And it is not reported before it is recorded, unless recording failed: a
         // power cut would take it back.
-        let is_under_way = transition.is_some() && (problem.is_none() || now.mono >= self.not_before);
+        let is_under_way = transition.is_some() && (problem.is_none() || now.mono >= self.writes.not_before);
         if !is_under_way {
-            self.sync = problem.map(SyncProblem::shortened);
+            self.requested.problem = problem.map(SyncProblem::shortened);
         }
         transition
     }
@@ -81,10 +81,11 @@ impl Configuration {
             AssignedNow::Local => {
                 // the Node that assigned wants the local config, too: the mark of a reset is not needed any
                 // more
-                let is_kept = |current: &Current| current.reset && current.node_uid != self.node_uid;
+                let is_kept =
+                    |current: &Current| current.reset && current.node_uid != self.requested.node_uid;
                 let noted = known.map(|current| match is_kept(current) {
                     true => Current { invalid_source: None, ..current.clone() },
-                    false => Current::local(&self.node_uid),
+                    false => Current::local(&self.requested.node_uid),
                 });
                 let is_due = known.is_some_and(|current| {
                     current.invalid_source.is_some() || current.reset && !is_kept(current)
@@ -92,10 +93,10 @@ impl Configuration {
                 (None, noted.filter(|_| is_due).map(|current| Transition::NoteSource { current }))
             }
             AssignedNow::Config(config, _) => {
-                let same_node = known.is_some_and(|current| current.node_uid == self.node_uid);
-                if same_node || self.asked_by == self.node_uid {
+                let same_node = known.is_some_and(|current| current.node_uid == self.requested.node_uid);
+                if same_node || self.requested.is_by_this_node() {
                     let why = "the Node asks for no config, restarting to use the local one".to_owned();
-                    let current = Current::local(&self.node_uid);
+                    let current = Current::local(&self.requested.node_uid);
                     return (None, Some(Transition::Unassign { current, why }));
                 }
                 // another Node's source was invalid: this one has no source, so the assigned config may run
@@ -105,7 +106,7 @@ impl Configuration {
                 let why = format!(
                     "{} is empty on a Node that is not the one that assigned {} (UID: {}); \
                      set a source, or run kedge config reset on the node",
-                    self.place, config.source, config.uid
+                    self.requested.place, config.source, config.uid
                 );
                 let transition = valid.map(|current| Transition::NoteSource { current });
                 (Some(SyncProblem::Failed(why)), transition)
@@ -114,7 +115,7 @@ impl Configuration {
                 Some(SyncProblem::Failed(format!(
                     "{} is empty, but the previous assignment is unknown ({why}); \
                      set a source, or run kedge config reset on the node",
-                    self.place
+                    self.requested.place
                 ))),
                 None,
             ),
@@ -127,15 +128,18 @@ impl Configuration {
         let problem = Some(SyncProblem::Invalid(why.clone()));
         let current = match (&self.disk.current, self.disk.assigned()) {
             (Known::Is(current), _) => current.clone(),
-            (Known::Absent, AssignedNow::Local) => Current::local(&self.node_uid),
+            (Known::Absent, AssignedNow::Local) => Current::local(&self.requested.node_uid),
             // an unreadable record is not replaced by a note about another matter
             _ => return (problem, None),
         };
         if current.invalid_source.as_ref() == Some(why) {
             return (problem, None);
         }
-        let current =
-            Current { invalid_source: Some(why.clone()), node_uid: self.node_uid.clone(), ..current };
+        let current = Current {
+            invalid_source: Some(why.clone()),
+            node_uid: self.requested.node_uid.clone(),
+            ..current
+        };
         (problem, Some(Transition::NoteSource { current }))
     }
 
@@ -190,9 +194,9 @@ impl Configuration {
         // Compared by payload, not by resourceVersion: every change of the object's metadata makes a new
         // version, and each adoption would cost a restart and a new trial. A lost checkpoint has no payload
         // to compare with.
-        match (old, self.assigned) {
+        match (old, self.contents.assigned) {
             (Some(old), Some(recorded)) if recorded.payload == is.payload => {
-                self.edited = None;
+                self.requested.edited = None;
                 Ok(self.same_payload(source, read, old))
             }
             (Some(old), Some(_))
@@ -200,16 +204,16 @@ impl Configuration {
                     && old.config.uid == uid
                     && old.config.source == *source =>
             {
-                self.edited = Some(format!(
+                self.requested.edited = Some(format!(
                     "{source} was edited (resourceVersion {resource_version}, assigned {}); a source pinned to a UID \
                      does not follow edits",
                     old.config.resource_version
                 ));
-                self.object = Object::Compared { uid: read.0, resource_version: read.1 };
+                self.requested.object = Object::Compared { uid: read.0, resource_version: read.1 };
                 Ok(self.source_is_current(old))
             }
             _ => {
-                self.edited = None;
+                self.requested.edited = None;
                 self.adoption(now, source, object, is)
             }
         }
@@ -224,7 +228,7 @@ impl Configuration {
         let version =
             if same_object { old.config.resource_version.clone() } else { resource_version.clone() };
         // in the first release's form the object's name is the checkpoint's, too
-        let digest = match &self.assigned {
+        let digest = match &self.contents.assigned {
             Some(is) if !same_object => Recorded::Payload(is.payload),
             _ => old.config.digest,
         };
@@ -237,7 +241,7 @@ impl Configuration {
         };
         let due = self.source_is_current(Assigned { config, ..old });
         if due.is_none() {
-            self.object = Object::Compared { uid, resource_version };
+            self.requested.object = Object::Compared { uid, resource_version };
         }
         due
     }
@@ -254,14 +258,14 @@ impl Configuration {
         let (uid, resource_version) = (part("/metadata/uid"), part("/metadata/resourceVersion"));
         // a last-known-good may have this payload: then it is on disk, and whole
         let has_it = |good: Option<Identity>| good.is_some_and(|good| good.payload == is.payload);
-        let good = self.disk.fallback().filter(|_| has_it(self.last_known_good));
-        let good = good.or_else(|| self.disk.previous().filter(|_| has_it(self.previous)));
+        let good = self.disk.fallback().filter(|_| has_it(self.contents.last_known_good));
+        let good = good.or_else(|| self.disk.previous().filter(|_| has_it(self.contents.previous)));
         let own = CheckpointName::of(uid, is.payload).expect("the UID was checked");
         // this download repairs a damaged or lost one
         let named = self.disk.fallback().into_iter().chain(self.disk.previous());
         let lost = named.into_iter().find(|good| good.payload() == Some(is.payload));
         let name = good.or(lost).map_or(own, |good| good.checkpoint.clone());
-        let is_there = good.is_some() || self.unnamed.as_ref() == Some(&name);
+        let is_there = good.is_some() || self.checkpoints.unnamed.as_ref() == Some(&name);
         let checkpoint =
             (!is_there).then(|| serde_json::to_vec(object).expect("a JSON value is written as it was read"));
         if let Some(bytes) = checkpoint.as_ref().map(Vec::len).filter(|bytes| *bytes > CHECKPOINT_BYTES) {
@@ -278,7 +282,7 @@ impl Configuration {
         };
         let current = Current {
             assigned: Some(Assigned { config, since: Some(now.wall), downloaded: true }),
-            ..Current::local(&self.node_uid)
+            ..Current::local(&self.requested.node_uid)
         };
         let transition = match self.known_to_be_bad(uid, &is) {
             Some(verdict) => Transition::AdoptBad { checkpoint, current, is, verdict },
@@ -296,7 +300,7 @@ impl Configuration {
             // there is no fallback, or its content is unavailable
             _ => true,
         };
-        let (good, previous) = (self.last_known_good, self.previous);
+        let (good, previous) = (self.contents.last_known_good, self.contents.previous);
         let first = if !is_banned(self.disk.fallback(), good) {
             good
         } else if !is_banned(self.disk.previous(), previous) {
@@ -312,7 +316,7 @@ impl Configuration {
     /// The source names the recorded config: only the record of an invalid source, or the Node's UID, may
     /// have to change.
     fn source_is_current(&self, assigned: Assigned) -> Option<Transition> {
-        let current = Current { assigned: Some(assigned), ..Current::local(&self.node_uid) };
+        let current = Current { assigned: Some(assigned), ..Current::local(&self.requested.node_uid) };
         (self.disk.current.known() != Some(&current)).then_some(Transition::NoteSource { current })
     }
 }

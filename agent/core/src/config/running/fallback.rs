@@ -37,7 +37,7 @@ impl Configuration {
         if !matches!(self.disk.assigned(), AssignedNow::Config(..)) {
             return None;
         }
-        match (self.standing.obstacle(), &self.assigned) {
+        match (self.standing.obstacle(), &self.contents.assigned) {
             (Some(Obstacle::Marked { recorded: false, .. }), _) => {
                 let emptied = self.without_counts(self.condemned().into_iter());
                 self.unrecorded_verdict().map(|bad| Transition::RecordVerdict { bad, emptied })
@@ -59,7 +59,7 @@ impl Configuration {
             Known::Absent => BadConfigs::default(),
             Known::Unknown { .. } => return None,
         };
-        bad.mark(&config.uid, self.assigned.as_ref()?, verdict.clone(), &self.disk.in_use());
+        bad.mark(&config.uid, self.contents.assigned.as_ref()?, verdict.clone(), &self.disk.in_use());
         Some(bad)
     }
 
@@ -67,7 +67,7 @@ impl Configuration {
     /// dropped when it is.
     pub(super) fn condemned(&self) -> Option<Identity> {
         let is_of_deeds = self.standing.unrecorded().is_some_and(|verdict| !verdict.kind.is_of_text());
-        self.assigned.filter(|_| is_of_deeds)
+        self.contents.assigned.filter(|_| is_of_deeds)
     }
 
     /// The configs that a start would try, in this order, as far as their content is available.
@@ -77,9 +77,9 @@ impl Configuration {
             _ => None,
         };
         let chain = [
-            (Rank::Assigned, assigned, self.assigned),
-            (Rank::LastKnownGood, self.disk.fallback().cloned(), self.last_known_good),
-            (Rank::Previous, self.disk.previous().cloned(), self.previous),
+            (Rank::Assigned, assigned, self.contents.assigned),
+            (Rank::LastKnownGood, self.disk.fallback().cloned(), self.contents.last_known_good),
+            (Rank::Previous, self.disk.previous().cloned(), self.contents.previous),
         ];
         chain.into_iter().filter_map(|(rank, config, is)| Some((rank, config?, is?))).collect()
     }
@@ -152,7 +152,7 @@ impl Configuration {
         }
         self.rejudge_fallbacks();
         let AssignedNow::Config(config, _) = self.disk.assigned() else { return };
-        let marked = match &self.assigned {
+        let marked = match &self.contents.assigned {
             Some(is) => self.verdict_against(&config.uid, is),
             // an entry without contents also bans a content that was not downloaded yet
             None => self.disk.verdict(&config.uid, None, false).filter(|verdict| !verdict.retry),
@@ -173,7 +173,7 @@ impl Configuration {
     /// Whether the assigned config may have been in a list that could not be read.
     pub(super) fn is_doubted(&self) -> bool {
         let is_lost = self.disk.bad_configs.unknown().is_some();
-        is_lost || self.assigned.is_some_and(|is| self.disk.is_doubted(&is))
+        is_lost || self.contents.assigned.is_some_and(|is| self.disk.is_doubted(&is))
     }
 
     /// A fallback without a verdict any more can replace one that ranks below it.
@@ -186,6 +186,6 @@ impl Configuration {
     }
 
     pub(super) fn waits_for_disk(&self) -> bool {
-        self.standing.waits_for_disk() || self.sync.is_some()
+        self.standing.waits_for_disk() || self.requested.problem.is_some()
     }
 }

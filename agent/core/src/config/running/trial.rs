@@ -11,7 +11,6 @@ use crate::config::judge;
 use crate::config::judge::Role;
 use crate::config::records::{BadConfigs, ConfigRecord, Counts, Recorded, Startups};
 use crate::config::running::{Configuration, Hold};
-use crate::config::standing::Standing;
 use crate::config::transition::Transition;
 use std::time::Duration;
 
@@ -30,7 +29,7 @@ impl Configuration {
         let (in_trial, waited_for) = (self.in_trial() && downloaded, !self.waiting().is_empty());
         let silent_ms = if in_trial || waited_for { self.silent_ms(now) } else { 0 };
         // less than the time between two saves is not worth a write of its own
-        let is_long = silent_ms >= self.in_use.terms.save_every_ms(self.saved_ran_ms);
+        let is_long = silent_ms >= self.in_use.terms.save_every_ms(self.timing.saved_ran_ms);
         let silent_ms = if is_long { silent_ms } else { 0 };
         let worst_silence_ms = if waited_for { self.in_use.counts.worst_silence_ms } else { 0 };
         // no rule needs more
@@ -84,26 +83,26 @@ impl Configuration {
     }
 
     pub(super) fn save_due_ms(&self) -> u64 {
-        let every = self.in_use.terms.save_every_ms(self.saved_ran_ms);
+        let every = self.in_use.terms.save_every_ms(self.timing.saved_ran_ms);
         // a long wait is saved in eighths: a cut may cost that much of it
         let every = every.max(self.longest_wait_ms() / 8);
         // and so is a long silence, once nothing else must be saved: a suspected config may be silent for a
         // day
-        let is_ran = self.in_trial() && self.saved_ran_ms >= self.in_use.terms.settled_after_ms();
+        let is_ran = self.in_trial() && self.timing.saved_ran_ms >= self.in_use.terms.settled_after_ms();
         let every = if is_ran { every.max(self.patience_ms() / 8) } else { every };
-        let due = self.saved_ran_ms.saturating_add(every);
+        let due = self.timing.saved_ran_ms.saturating_add(every);
         // a save exactly at the end of the trial, not a little after it
         let ends = [self.in_use.terms.trial_ms, self.in_use.terms.settled_after_ms(), self.counts_up_to_ms()];
-        ends.into_iter().filter(|end| self.saved_ran_ms < *end).fold(due, u64::min)
+        ends.into_iter().filter(|end| self.timing.saved_ran_ms < *end).fold(due, u64::min)
     }
 
     pub(super) fn promotion(&self, now: Now) -> Option<Transition> {
-        let due = self.counts_running() && self.standing == Standing::InTrial { is_promotable: true };
+        let due = self.counts_running() && self.standing.is_promotable();
         let (config, is) = self.in_use.config.as_ref().filter(|_| due)?;
         // it was tried again, and had contact: the suspicion is over
         let bad = self.without_retried(&config.uid, is);
         // its old payload, whatever the form of its record
-        let previous = self.disk.fallback().zip(self.last_known_good);
+        let previous = self.disk.fallback().zip(self.contents.last_known_good);
         let previous =
             previous.map(|(good, is)| ConfigRecord { digest: Recorded::Payload(is.payload), ..good.clone() });
         let mut startups = self.progressed(now);
@@ -156,7 +155,7 @@ impl Configuration {
     pub(super) fn is_settled(&self) -> bool {
         let retried =
             self.in_use.config.as_ref().and_then(|(config, is)| self.without_retried(&config.uid, is));
-        self.saved_ran_ms >= self.counts_up_to_ms()
+        self.timing.saved_ran_ms >= self.counts_up_to_ms()
             && !self.in_trial()
             && !self.startups.hold
             && retried.is_none()
@@ -177,7 +176,7 @@ impl Configuration {
         let bad = config.and_then(|(config, is)| self.without_retried(&config.uid, is));
         if bad.is_none() && self.disk.startups.known() == Some(&startups) {
             // the trial is over and waits for a renewal
-            self.saved_ran_ms = self.ran_ms(now);
+            self.timing.saved_ran_ms = self.ran_ms(now);
             return None;
         }
         Some(Transition::TrialProgress { startups, bad })
@@ -188,7 +187,7 @@ impl Configuration {
     fn began_anew(&self, now: Now) -> bool {
         let saved_ms = self.ours(&self.startups).lost_ms;
         let lost_ms = self.in_use.counts.lost_ms.saturating_sub(saved_ms);
-        let is_saved = self.ran_ms(now) >= self.saved_ran_ms;
+        let is_saved = self.ran_ms(now) >= self.timing.saved_ran_ms;
         self.in_trial() && lost_ms > 0 && (!is_saved || lost_ms >= self.in_use.terms.save_every_ms(0))
     }
 }

@@ -25,19 +25,20 @@ impl Configuration {
         let asked = asked.filter(|asked| asked.len() <= LONGEST_ASKED_BYTES).unwrap_or_default();
         // the record of it was lost with the list, or is in another version's list: the Node's request may
         // have been obeyed long ago
-        let may_be_old = self.heard_of.is_none() && (self.began_list || self.verdicts_were_lost());
+        let may_be_old =
+            self.forgiving.heard_of.is_none() && (self.forgiving.began_list || self.verdicts_were_lost());
         let is_withdrawn = asked.is_empty() && self.noted().is_none();
         if may_be_old || is_withdrawn {
-            self.heard_of = Some(asked.to_owned());
+            self.forgiving.heard_of = Some(asked.to_owned());
         }
-        self.asked_to_forgive = Some(asked.to_owned());
+        self.forgiving.on_node = Some(asked.to_owned());
     }
 
     /// `kedge config forgive UID`.
     pub(crate) fn forgive(&mut self, uid: &str) -> Forgiveness {
         let answer = self.forgiveness(uid);
         if answer == Forgiveness::Taken && !self.waits_to_be_forgiven(uid) {
-            self.forgive.push(uid.to_owned());
+            self.forgiving.requested.push(uid.to_owned());
         }
         answer
     }
@@ -53,7 +54,7 @@ impl Configuration {
         if self.is_exiting() {
             return Forgiveness::Exiting;
         }
-        if self.forgive.len() >= WAITING_TO_BE_FORGIVEN && !self.waits_to_be_forgiven(uid) {
+        if self.forgiving.requested.len() >= WAITING_TO_BE_FORGIVEN && !self.waits_to_be_forgiven(uid) {
             return Forgiveness::TooMany;
         }
         Forgiveness::Taken
@@ -71,7 +72,7 @@ impl Configuration {
     }
 
     fn waits_to_be_forgiven(&self, uid: &str) -> bool {
-        self.forgive.iter().any(|other| other == uid)
+        self.forgiving.requested.iter().any(|other| other == uid)
     }
 
     /// The list of bad configs was edited by hand, which is a supported repair.
@@ -92,7 +93,7 @@ impl Configuration {
         }
         if self.job.is_some() {
             // a transition under way uses the list as it was at its begin
-            self.edited_bad = Some(bad);
+            self.forgiving.edit = Some(bad);
             return;
         }
         self.take_bad_configs(bad);
@@ -117,7 +118,7 @@ impl Configuration {
         // record
         self.startups = self.without_counts(gone).startups;
         if let Some(noted) = self.noted().map(str::to_owned) {
-            self.heard_of = Some(noted);
+            self.forgiving.heard_of = Some(noted);
         }
         self.rejudge();
     }
@@ -125,19 +126,19 @@ impl Configuration {
     /// Records the Node's request to forgive, and obeys it if there is a verdict now: never later, because a
     /// request that stays on the Node is not about the next verdict. A withdrawn request may be made again.
     pub(super) fn asked_from_afar(&self, now: Now) -> Option<Transition> {
-        let asked = self.asked_to_forgive.as_deref().filter(|_| now.mono >= self.not_before)?;
+        let asked = self.forgiving.on_node.as_deref().filter(|_| now.mono >= self.writes.not_before)?;
         if self.noted().unwrap_or_default() == asked {
             return None;
         }
         let noted = (!asked.is_empty()).then(|| Asked { time: now.wall, text: asked.to_owned() });
         let uid = asked.split_whitespace().next().unwrap_or_default();
-        let is_new = self.heard_of.as_deref() != Some(asked) && !uid.is_empty();
+        let is_new = self.forgiving.heard_of.as_deref() != Some(asked) && !uid.is_empty();
         if is_new && !self.has_verdict(uid) && self.is_assigned(uid) && self.has_unrecorded_verdict() {
             // the verdict is recorded first, and forgiven then
             return None;
         }
         if is_new && self.has_verdict(uid) {
-            let mut kind = self.forgiving(uid.to_owned());
+            let mut kind = self.forgive_transition(uid.to_owned());
             if let Transition::Forgive { bad, .. } = &mut kind {
                 bad.forgiven = noted;
             }
@@ -172,7 +173,7 @@ impl Configuration {
         }
     }
 
-    pub(super) fn forgiving(&self, uid: String) -> Transition {
+    pub(super) fn forgive_transition(&self, uid: String) -> Transition {
         let mut bad = match &self.disk.bad_configs {
             Known::Is(bad) => bad.clone(),
             Known::Absent => BadConfigs::default(),
@@ -204,7 +205,7 @@ impl Configuration {
 
     /// Replaces an unreadable list: it may have had the assigned config.
     pub(super) fn verdicts_lost(&self) -> BadConfigs {
-        BadConfigs::default().doubting(self.assigned.map(|is| is.payload))
+        BadConfigs::default().doubting(self.contents.assigned.map(|is| is.payload))
     }
 
     /// Whether the assigned config is of the object with this UID.
