@@ -798,3 +798,31 @@ pub struct PodNews {
     pub reason: &'static str,
     pub message: String,
 }
+
+impl Command {
+    /// The pod that the request is about.
+    #[must_use]
+    pub fn pod(&self) -> &PodUid {
+        match self {
+            Self::PreparePod(pod)
+            | Self::UpdateVolumes(pod)
+            | Self::RemovePod(pod)
+            | Self::PullImage { pod, .. } => pod,
+            Self::CreateContainer(key)
+            | Self::StartContainer(key)
+            | Self::StopContainer(key)
+            | Self::RemoveContainer(key) => &key.pod,
+        }
+    }
+}
+
+impl PodRequest {
+    /// Namespace and name of the pod that the request is about.
+    #[must_use]
+    pub fn name(&self) -> (&str, &str) {
+        match self {
+            Self::PatchStatus(pod) | Self::Delete(pod) => (&pod.namespace, &pod.name),
+            Self::CreateMirror { namespace, name } => (namespace, name),
+        }
+    }
+}

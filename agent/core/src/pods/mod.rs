@@ -26,11 +26,14 @@ mod in_api;
 mod keys;
 mod lane;
 mod life;
+mod listing;
+mod mirrors;
 mod objects;
 mod orders;
 mod places;
 mod probes;
 mod record;
+mod report;
 mod resizing;
 mod resources;
 pub(crate) mod security;
@@ -38,6 +41,7 @@ pub(crate) mod shares;
 mod shutdown;
 mod spec;
 mod static_pods;
+mod statics;
 mod status;
 mod steps;
 mod table;
@@ -60,22 +64,24 @@ pub use keys::{ContainerKey, ObjectKind, ObjectName, PodRef, PodUid};
 pub use orders::{HookAct, HookKind, HookNote, HookOrder, RunKey};
 
 pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, ProbeOutcome};
+pub use report::{ContainerReport, PodReport, WaitReport};
 pub use shares::{Shares, part_of};
 
 use crate::answer::{Answer, Level, Now};
-use crate::config::digest::Digest;
 use crate::kubelet::ShutdownGroup;
-use crate::pods::in_api::InApi;
 use crate::pods::spec::MIRROR_ANNOTATION;
 use crate::sorted::{SortedMap, SortedSet};
 use failing::{Active, Failed};
-use kedge_api::{STATIC_PATH_ANNOTATION, Timestamp};
-use life::{Context, Doing, Life, Origin, Sandbox, Verdict};
+use kedge_api::STATIC_PATH_ANNOTATION;
+use life::{Context, Life, Origin, Sandbox, Verdict};
+use listing::Early;
+use mirrors::{Mirror, Remaking, name_of, reference_of};
 use objects::Objects;
 use record::Record;
-use serde::Serialize;
+use report::COMPLAINT_CHARS;
 use serde_json::{Value, json};
 use spec::Pod;
+use statics::StaticResults;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
@@ -87,54 +93,12 @@ const LIVES_PER_POD: u64 = 4;
 const HELD: &str = "waits: the agent on this node ended too often, and starts and stops no pod for a while; see the node's condition PodsHeld";
 /// Pods that may run while the node's facts are unknown: upstream's `maxPods`.
 const USUAL_PODS: u64 = 110;
-/// Longest complaint about an unreadable pod: it may quote the pod.
-const COMPLAINT_CHARS: usize = 1000;
 
 /// For pods that do not fit its labels the Node is read no more often than this.
 const NODE_READ_EVERY: Duration = Duration::from_secs(5);
 /// Most rounds over the pods after one event: a step of one pod may affect another, but the step of that one
 /// affects no third.
 const MOST_ROUNDS: usize = 8;
-
-/// Events of the API server from before the desired set on disk was read.
-#[derive(Debug, Clone, Default)]
-struct Early {
-    node_uid: Option<String>,
-    /// By UID.
-    pods: BTreeMap<String, Value>,
-}
-
-/// A mirror pod in the API.
-#[derive(Debug, Clone)]
-struct Mirror {
-    hash: String,
-    object: Value,
-    /// The server has shown this state, and the pod has not taken it yet; the pod then knows that its next
-    /// status is newer.
-    is_news: bool,
-    is_deleting: bool,
-}
-
-impl Mirror {
-    fn uid(&self) -> &Value {
-        &self.object["metadata"]["uid"]
-    }
-
-    /// The path of its pod's file; `None` if the agent that made the mirror did not record it.
-    fn path(&self) -> Option<&str> {
-        self.object["metadata"]["annotations"][STATIC_PATH_ANNOTATION].as_str()
-    }
-
-    /// Whether another client is deleting it: this node's own deletions leave no grace period.
-    fn is_leaving(&self) -> bool {
-        self.object["metadata"]["deletionTimestamp"].is_string()
-    }
-
-    /// Whether another client is the cause when it disappears.
-    fn goes_by_others(&self) -> bool {
-        self.is_leaving() || !self.is_deleting
-    }
-}
 
 /// Readings of this node's Node: a verdict waits for a reading that began after the verdict became due.
 #[derive(Debug, Clone, Copy, Default)]
@@ -144,15 +108,6 @@ struct NodeReading {
     done: u64,
     /// No other reading is ordered before this time: a controller may bind unfitting pods one after another.
     not_before: Duration,
-}
-
-/// When a mirror that another client deleted is made again: at once, then after growing pauses, because a
-/// controller may delete each new one.
-#[derive(Debug, Clone, Default)]
-struct Remaking {
-    pauses: backoff::Restarts,
-    /// When the last one was found missing, until another is made.
-    gone: Option<Duration>,
 }
 
 /// The pods of one node.
@@ -219,69 +174,6 @@ pub struct Pods {
     complaints: BTreeMap<String, String>,
     /// It was reported that pods are left out of the last list.
     has_told_of_parts: bool,
-}
-
-/// The content of a static pod's record.
-#[derive(Debug, Clone)]
-struct StaticResults {
-    /// The path of its file; `None` if the agent that wrote the record did not note it.
-    path: Option<String>,
-    results: SortedMap<String, Exit>,
-    failed: Option<Failed>,
-    active_since: Option<Timestamp>,
-    durable: Digest,
-}
-
-/// A pod for `kedge pods`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PodReport {
-    pub namespace: String,
-    pub name: String,
-    pub uid: PodUid,
-    /// `api`, `static`, or `runtime` if only the runtime knows it.
-    pub origin: &'static str,
-    /// Bound to another Node than the current one.
-    pub is_orphaned: bool,
-    pub is_ending: bool,
-    /// Why it may not run here, or no longer.
-    pub rejected: Option<String>,
-    /// Ready containers, of `counted`; init containers count in neither number, except sidecars: as kubectl
-    /// shows it.
-    pub ready: usize,
-    pub counted: usize,
-    /// Why it does not start although it should.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub waits: Option<WaitReport>,
-    pub containers: Vec<ContainerReport>,
-}
-
-/// Why a pod does not start.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct WaitReport {
-    /// The reason of the Event about it.
-    pub reason: &'static str,
-    pub message: String,
-    /// Since when this has been the reason.
-    pub since: Timestamp,
-}
-
-/// A container for `kedge pods`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ContainerReport {
-    pub name: String,
-    /// As the pod has it; empty if only the runtime knows the pod.
-    pub image: String,
-    /// `Running`, `Created`, `Exited`, `Lost`, `Unknown`, `Waiting`.
-    pub state: &'static str,
-    pub restarts: u32,
-    /// Why it waits.
-    pub reason: Option<String>,
-    /// A longer text for the reason, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
 }
 
 impl Pods {
@@ -1494,223 +1386,6 @@ impl Pods {
     }
 }
 
-impl Early {
-    fn take(&mut self, news: PodEvent) {
-        let uid = |object: &Value| object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-        match news {
-            PodEvent::PodsListed { node_uid, pods } => {
-                self.node_uid = Some(node_uid);
-                self.pods = pods.into_iter().map(|object| (uid(&object), object)).collect();
-            }
-            PodEvent::PodSeen(object) => {
-                self.pods.insert(uid(&object), object);
-            }
-            PodEvent::PodGone(object) => {
-                self.pods.remove(&uid(&object));
-            }
-            _ => {}
-        }
-    }
-}
-
-impl Command {
-    /// The pod that the request is about.
-    #[must_use]
-    pub fn pod(&self) -> &PodUid {
-        match self {
-            Self::PreparePod(pod)
-            | Self::UpdateVolumes(pod)
-            | Self::RemovePod(pod)
-            | Self::PullImage { pod, .. } => pod,
-            Self::CreateContainer(key)
-            | Self::StartContainer(key)
-            | Self::StopContainer(key)
-            | Self::RemoveContainer(key) => &key.pod,
-        }
-    }
-}
-
-impl PodRequest {
-    /// Namespace and name of the pod that the request is about.
-    #[must_use]
-    pub fn name(&self) -> (&str, &str) {
-        match self {
-            Self::PatchStatus(pod) | Self::Delete(pod) => (&pod.namespace, &pod.name),
-            Self::CreateMirror { namespace, name } => (namespace, name),
-        }
-    }
-}
-
-impl Life {
-    /// The API server has bound it to this node: takes its object, new or changed.
-    fn bound(&mut self, now: Now, origin: Origin, mut pod: Pod, object: &Value, problem: Option<String>) {
-        self.is_dirty = true;
-        if self.origin != origin {
-            self.origin = origin;
-            self.saved.is_stale = true;
-        }
-        self.namespace.clone_from(&pod.namespace);
-        self.name.clone_from(&pod.name);
-        let admitted =
-            self.pod.as_ref().filter(|known| self.verdict == Verdict::Admitted && !known.is_slim());
-        self.awaits_resize = admitted.is_some_and(|known| resizing::keep_admitted(&mut pod, known));
-        let is_new_spec = self.pod.as_ref().is_none_or(|known| known.raw_spec != pod.raw_spec);
-        self.saved.is_stale |= is_new_spec;
-        let is_known = |known: &Rc<Pod>| known.labels == pod.labels && known.annotations == pod.annotations;
-        self.files.is_stale |= is_new_spec || self.api.is_none() || !self.pod.as_ref().is_some_and(is_known);
-        let reference = pod.reference();
-        let deletion = pod.deletion;
-        self.pod = Some(Rc::new(pod));
-        match &mut self.api {
-            // the server's states from before the deletion arrive late
-            Some(api) if !api.is_deleted || deletion.is_some() => self.seen_in_api(object),
-            _ => {
-                self.api = Some(InApi::new(reference, object));
-                self.learn(&object["status"]);
-            }
-        }
-        if let Some(why) = problem.filter(|_| self.verdict == Verdict::Pending) {
-            let reason = "UnexpectedAdmissionError".to_owned();
-            self.verdict = Verdict::Rejected(admission::Rejection { reason, message: why });
-        }
-        self.ends_if_deleted(now, deletion);
-    }
-
-    fn ends_if_deleted(&mut self, now: Now, deletion: Option<u64>) {
-        let Some(secs) = deletion else { return };
-        if let Some(api) = &mut self.api {
-            api.awaits_delete = true;
-        }
-        self.end(now, Duration::from_secs(secs));
-    }
-
-    /// Takes only three facts of the object: that it exists, whether it is being deleted, and whether it has
-    /// ended.
-    fn seen_in_part(&mut self, now: Now, pod: &Pod, object: &Value) {
-        self.is_dirty = true;
-        let is_later = match &mut self.api {
-            Some(api) if api.is_deleted && pod.deletion.is_none() => false,
-            Some(api) => api.seen(object),
-            api @ None => {
-                *api = Some(InApi::new(pod.reference(), object));
-                true
-            }
-        };
-        if is_later {
-            self.finished_by_others(&object["status"]);
-        }
-        self.ends_if_deleted(now, pod.deletion);
-    }
-
-    /// The pod's object is gone: the pod ends, and its status is reported to no server.
-    fn gone_from_api(&mut self, now: Now) {
-        self.api = None;
-        let grace = self.own_grace();
-        self.end(now, grace);
-    }
-
-    /// Takes its mirror in the API. If it is not news, it may be older than the status that the server
-    /// accepted last.
-    fn mirrored(&mut self, object: &Value, is_news: bool) {
-        match &mut self.api {
-            Some(api) if api.reference.uid == object["metadata"]["uid"] => {
-                if is_news {
-                    self.seen_in_api(object);
-                }
-            }
-            _ => {
-                self.api = Some(InApi::new(reference_of(object), object));
-                self.learn(&object["status"]);
-            }
-        }
-    }
-
-    /// The runtime has reported everything it has: other runs no longer exist.
-    fn forget_unseen(&mut self, now: Now, seen: &SortedSet<&ContainerKey>, is_prepared: bool) {
-        if !is_prepared && matches!(self.sandbox, Sandbox::Ready | Sandbox::Half) {
-            self.sandbox = Sandbox::Absent;
-        }
-        let uid = self.uid.clone();
-        for (name, container) in &mut self.containers {
-            let is_seen = |attempt: u32| {
-                seen.contains(&ContainerKey { pod: uid.clone(), container: name.clone(), attempt })
-            };
-            container.older.retain(|attempt, _| is_seen(*attempt));
-            let is_ordered = |attempt: u32| container.command == Some(Doing::Create(attempt));
-            if let Some(run) =
-                container.run.as_mut().filter(|run| !is_seen(run.attempt) && !is_ordered(run.attempt))
-            {
-                if !run.has_ended() {
-                    run.state = ContainerState::Lost(String::new());
-                    run.ended = Some(now.mono);
-                    container.command = None;
-                }
-                run.is_removed = true;
-            }
-        }
-    }
-
-    /// How many containers are ready, and of how many; both are 0 if only the runtime knows the pod.
-    fn readiness(&self) -> (usize, usize) {
-        let Some(pod) = &self.pod else { return (0, self.containers.len()) };
-        let sidecars = pod.spec.init_containers.iter().filter(|spec| spec.is_sidecar());
-        let counted: Vec<_> = sidecars.chain(&pod.spec.containers).collect();
-        let is_ready = |spec: &&&spec::Container| {
-            self.containers.get(&spec.name).is_some_and(|container| container.health(spec).is_ready)
-        };
-        (counted.iter().filter(is_ready).count(), counted.len())
-    }
-
-    fn for_people(&self, is_orphaned: bool) -> PodReport {
-        let rejected = match &self.verdict {
-            Verdict::Rejected(rejection) => Some(format!("{}: {}", rejection.reason, rejection.message)),
-            _ => self.failed.as_ref().map(|failed| format!("{}: {}", failed.reason, failed.message)),
-        };
-        let container = |(name, container): (&String, &life::ContainerLife)| ContainerReport {
-            name: name.clone(),
-            image: self.image_of(name),
-            state: match container.run.as_ref().map(|run| &run.state) {
-                Some(ContainerState::Running { .. }) => "Running",
-                Some(ContainerState::Created) => "Created",
-                Some(ContainerState::Exited(_)) => "Exited",
-                Some(ContainerState::Lost(_)) => "Lost",
-                Some(ContainerState::Unknown(_)) => "Unknown",
-                None => "Waiting",
-            },
-            // never fewer than an earlier agent reported
-            restarts: container.run.as_ref().map_or(0, |run| run.attempt).max(container.floor),
-            reason: container.waiting.as_ref().map(|(reason, _)| (*reason).to_owned()),
-            message: container
-                .waiting
-                .as_ref()
-                .map(|(_, message)| kedge_api::excerpt_of(message, COMPLAINT_CHARS))
-                .filter(|message| !message.is_empty()),
-        };
-        let (ready, counted) = self.readiness();
-        PodReport {
-            namespace: self.namespace.clone(),
-            name: self.name.clone(),
-            uid: self.uid.clone(),
-            origin: match self.origin {
-                Origin::Api { .. } => "api",
-                Origin::Static { .. } => "static",
-                Origin::Found { .. } => "runtime",
-            },
-            is_orphaned,
-            is_ending: self.end.is_some(),
-            rejected,
-            ready,
-            counted,
-            waits: self.shown_hindrance().map(|it| WaitReport {
-                reason: it.reason,
-                message: it.message.clone(),
-                since: it.since,
-            }),
-            containers: self.containers.iter().map(container).collect(),
-        }
-    }
-}
-
 /// Answers a pod without a record here. If the answer is lost, it is given again when the pods are listed
 /// again, see `turned_away`.
 fn turn_away(pod: &Pod, object: &Value, why: &str, actions: &mut Vec<PodAction>) {
@@ -1737,16 +1412,6 @@ fn is_orphan(life: &Life, node_uid: &str) -> bool {
         Origin::Found { node_uid: bound } => bound != node_uid,
         Origin::Static { .. } => false,
     }
-}
-
-fn name_of(object: &Value) -> (String, String) {
-    let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default().to_owned();
-    (text("namespace"), text("name"))
-}
-
-fn reference_of(object: &Value) -> PodRef {
-    let (namespace, name) = name_of(object);
-    PodRef { namespace, name, uid: object["metadata"]["uid"].as_str().unwrap_or_default().to_owned() }
 }
 
 /// The object with a readable spec, for a pod that has to be answered at least.

@@ -4,6 +4,7 @@
 //! to others: the content of a life (`life` and its parts), the set of pods (`Pods`).
 
 mod ahead;
+mod arriving;
 mod ending;
 mod failing;
 mod hooks;
