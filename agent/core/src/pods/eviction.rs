@@ -246,7 +246,7 @@ impl Pods {
         took: Duration,
         actions: &mut Vec<PodAction>,
     ) {
-        let may_end = self.is_held == Some(false) && self.shutdown.is_none();
+        let may_end = self.is_held == Some(false) && !self.is_shutting_down();
         if measure == Measure::Limits {
             self.eviction.measures_limits = false;
             self.eviction.limits_due = now.mono.saturating_add(LIMITS_EVERY.max(took.saturating_mul(SHARE)));

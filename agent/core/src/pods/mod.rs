@@ -12,6 +12,7 @@ pub(crate) mod actor;
 mod admission;
 mod ahead;
 mod backoff;
+mod desired;
 mod environment;
 mod event;
 mod eviction;
@@ -68,20 +69,20 @@ pub use report::{ContainerReport, PodReport, WaitReport};
 pub use shares::{Shares, part_of};
 
 use crate::answer::{Answer, Level, Now};
-use crate::kubelet::ShutdownGroup;
 use crate::pods::spec::MIRROR_ANNOTATION;
 use crate::sorted::{SortedMap, SortedSet};
+use desired::Desired;
 use failing::{Active, Failed};
 use kedge_api::STATIC_PATH_ANNOTATION;
 use life::{Context, Life, Origin, Sandbox, Verdict};
-use listing::Early;
-use mirrors::{Mirror, Remaking, name_of, reference_of};
-use objects::Objects;
+use listing::{Early, Listing};
+use mirrors::Mirrors;
+use objects::KnownObjects;
 use record::Record;
 use report::COMPLAINT_CHARS;
 use serde_json::{Value, json};
 use spec::Pod;
-use statics::StaticResults;
+use statics::{StaticResults, Statics};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
@@ -115,65 +116,22 @@ struct NodeReading {
 pub struct Pods {
     node_name: String,
     node: Option<NodeFacts>,
-    /// The UID of the Node that the last list was read for.
-    node_uid: Option<String>,
+    node_reading: NodeReading,
     /// `None` while unknown, in which case there are no actions.
     is_held: Option<bool>,
-    has_desired: bool,
-    /// When the desired set, which was unreadable, is read again; `None` while that is under way, or once it
-    /// was read.
-    desired_wake: Option<Duration>,
-    desired_retry: backoff::Retry,
-    /// When the pods are listed again because the answer to a pod without a record was lost.
-    list_wake: Option<Duration>,
-    list_retry: backoff::Retry,
     has_inventory: bool,
-    /// The files of static pods were read.
-    has_static: bool,
-    /// Files that were unusable when they were read last: each may belong to a pod, which stays as it was.
-    unusable: BTreeSet<String>,
-    early: Early,
+    /// The logs that the runtime reported, kept until the desired set is known.
+    logs: SortedMap<PodUid, SortedMap<String, u32>>,
     lives: BTreeMap<PodUid, Life>,
+    listing: Listing,
+    desired: Desired,
+    objects: KnownObjects,
+    statics: Statics,
+    mirrors: Mirrors,
     /// The places of probes and hooks.
     places: places::Places,
     eviction: eviction::Eviction,
-    /// By priority; empty if the machine waits for no pod.
-    shutdown_groups: Vec<ShutdownGroup>,
-    shutdown: Option<shutdown::Shutdown>,
-    /// Pods whose records are unreadable.
-    unreadable: SortedSet<PodUid>,
-    /// Records without a pod that the disk failed to remove, and when the removal is tried again.
-    leftovers: SortedSet<PodUid>,
-    leftover_wake: Option<Duration>,
-    leftover_retry: backoff::Retry,
-    /// By Node UID.
-    objects: SortedMap<String, Objects>,
-    /// Copies of objects on disk that were unreadable, by their name: each is replaced, or removed with the
-    /// last pod that may need it.
-    unreadable_copies: BTreeSet<String>,
-    /// Pods were added, changed or removed, so some objects may no longer be needed.
-    has_new_needs: bool,
-    /// The logs that the runtime reported, kept until the desired set is known.
-    logs: SortedMap<PodUid, SortedMap<String, u32>>,
-    /// By namespace and name.
-    mirrors: SortedMap<(String, String), Mirror>,
-    /// Mirrors that are being created.
-    creating: SortedMap<(String, String), backoff::Retry>,
-    creating_now: SortedSet<(String, String)>,
-    /// Mirrors of static pods that other clients deleted.
-    remaking: SortedMap<(String, String), Remaking>,
-    /// When a mirror is created or deleted again.
-    mirror_wake: Option<Duration>,
-    /// The exits of containers of static pods that are not started again, from records whose file was not
-    /// read yet.
-    static_results: SortedMap<PodUid, StaticResults>,
-    node_reading: NodeReading,
-    /// The pods of the static files, with the path of each.
-    statics: SortedMap<PodUid, (String, Rc<Pod>)>,
-    /// Complaints about static files that were logged, by path.
-    complaints: BTreeMap<String, String>,
-    /// It was reported that pods are left out of the last list.
-    has_told_of_parts: bool,
+    shutdown: shutdown::Shutdown,
 }
 
 impl Pods {
@@ -182,40 +140,19 @@ impl Pods {
         Self {
             node_name: node_name.to_owned(),
             node: None,
-            node_uid: None,
+            node_reading: NodeReading::default(),
             is_held: None,
-            has_desired: false,
-            desired_wake: None,
-            desired_retry: backoff::Retry::default(),
-            list_wake: None,
-            list_retry: backoff::Retry::default(),
             has_inventory: false,
-            has_static: false,
-            unusable: BTreeSet::new(),
-            early: Early::default(),
+            logs: SortedMap::new(),
             lives: BTreeMap::new(),
+            listing: Listing::default(),
+            desired: Desired::default(),
+            objects: KnownObjects::default(),
+            statics: Statics::default(),
+            mirrors: Mirrors::default(),
             places: places::Places::default(),
             eviction: eviction::Eviction::default(),
-            shutdown_groups: Vec::new(),
-            shutdown: None,
-            unreadable: SortedSet::new(),
-            leftovers: SortedSet::new(),
-            leftover_wake: None,
-            leftover_retry: backoff::Retry::default(),
-            objects: SortedMap::new(),
-            unreadable_copies: BTreeSet::new(),
-            has_new_needs: false,
-            logs: SortedMap::new(),
-            mirrors: SortedMap::new(),
-            creating: SortedMap::new(),
-            creating_now: SortedSet::new(),
-            remaking: SortedMap::new(),
-            mirror_wake: None,
-            static_results: SortedMap::new(),
-            node_reading: NodeReading::default(),
-            statics: SortedMap::new(),
-            complaints: BTreeMap::new(),
-            has_told_of_parts: false,
+            shutdown: shutdown::Shutdown::default(),
         }
     }
 
@@ -260,18 +197,17 @@ impl Pods {
         lives
             .chain(eviction)
             .chain(self.shutdown_deadline())
-            .chain(self.mirror_wake)
+            .chain(self.mirrors.deadline())
             .chain(self.node_reading_due().filter(|_| is_ready))
-            .chain(self.desired_wake)
-            .chain(self.list_wake)
-            .chain(self.leftover_wake)
+            .chain(self.desired.deadline())
+            .chain(self.listing.deadline())
             .chain(self.places.next_deadline())
             .min()
     }
 
     /// Whether everything that decisions need is known.
     fn is_ready(&self) -> bool {
-        self.has_desired && self.has_inventory && self.is_held.is_some() && self.node.is_some()
+        self.desired.is_read && self.has_inventory && self.is_held.is_some() && self.node.is_some()
     }
 
     fn take(&mut self, now: Now, event: PodEvent, actions: &mut Vec<PodAction>) {
@@ -342,7 +278,7 @@ impl Pods {
             }
             PodEvent::StaticPods(files) => self.static_pods(now, files, actions),
             PodEvent::ObjectRead { name, read } => {
-                let present = self.node_uid.as_ref().and_then(|uid| self.objects.get_mut(uid));
+                let present = self.listing.node_uid.as_ref().and_then(|uid| self.objects.get_mut(uid));
                 if present.is_some_and(|objects| objects.answered(now, &name, read, actions)) {
                     self.object_changed(&name);
                 }
@@ -352,19 +288,17 @@ impl Pods {
             PodEvent::DesiredSaved { file: DesiredFile::Pod(uid), done } => {
                 match self.lives.contains_key(&uid) {
                     true => self.with(&uid, |life| life.desired_saved(now, &done, actions)),
-                    false => self.removed_leftover(now, uid, &done),
+                    false => self.desired.leftover_removed(now, uid, &done),
                 }
             }
             PodEvent::DesiredSaved { file: DesiredFile::Object(digest), done } => {
-                for objects in self.objects.values_mut() {
-                    objects.saved(&digest, &done);
-                }
+                self.objects.saved(&digest, &done);
                 self.touch_all();
             }
             PodEvent::Answered { request, answer } => self.answered(now, &request, &answer),
             // before the desired set is known, a pod that runs here would look new
-            news if self.has_desired => self.api_news(now, news, actions),
-            news => self.early.take(news),
+            news if self.desired.is_read => self.api_news(now, news, actions),
+            news => self.listing.early.note(news),
         }
     }
 
@@ -397,7 +331,7 @@ impl Pods {
 
     /// Reads the objects again that pods of the current API server refer to.
     fn read_objects_again(&mut self, now: Now, actions: &mut Vec<PodAction>) {
-        let Some(node_uid) = self.node_uid.as_ref().filter(|_| self.has_desired) else { return };
+        let Some(node_uid) = self.listing.node_uid.as_ref().filter(|_| self.desired.is_read) else { return };
         let bound = self.lives.values().filter(|life| life.node_uid() == node_uid && !life.is_over());
         let needed: SortedSet<ObjectName> =
             bound.filter_map(|life| life.pod.as_ref()).flat_map(|pod| objects::needed_by(pod)).collect();
@@ -452,14 +386,7 @@ impl Pods {
         let found = match found {
             Ok(found) => found,
             Err(why) => {
-                // unknown is not empty: until the set is read no pod is started, stopped or forgotten
-                if self.desired_retry.failures() == 0 {
-                    actions.push(warn(format!(
-                        "the desired pods cannot be read: {why}; those that run go on, no other is started, trying again"
-                    )));
-                }
-                self.desired_retry.failed(now.mono);
-                self.desired_wake = Some(self.desired_retry.due());
+                self.desired.unread(now, &why, actions);
                 return;
             }
         };
@@ -467,30 +394,28 @@ impl Pods {
         for DesiredFound { file, content } in found {
             let path = file.path();
             let taken = content.and_then(|content| match &file {
-                DesiredFile::Pod(uid) => self.take_record(now, uid, &content),
-                DesiredFile::Object(digest) => self.take_copy(digest, &content),
+                DesiredFile::Pod(uid) => self.record_found(now, uid, &content),
+                DesiredFile::Object(digest) => self.objects.copy_found(digest, &content),
             });
             let Err(why) = taken else { continue };
             actions.push(warn(format!("{path} cannot be used: {why}; what runs goes on")));
             match file {
                 DesiredFile::Pod(uid) => {
                     unusable.push(DesiredFile::Pod(uid.clone()));
-                    self.unreadable.insert(uid);
+                    self.desired.unreadable.insert(uid);
                 }
                 // it may be a copy of a Secret, which must not outlive the Secret or an annotation that
                 // forbids it; the server still has the data
-                DesiredFile::Object(digest) => {
-                    self.unreadable_copies.insert(digest);
-                }
+                DesiredFile::Object(digest) => self.objects.copy_is_unreadable(digest),
             }
         }
         if !unusable.is_empty() {
             actions.push(PodAction::KeepAside(unusable));
         }
-        self.has_desired = true;
-        self.has_new_needs = true;
-        self.forget_static_results(actions);
-        let Early { node_uid, pods } = std::mem::take(&mut self.early);
+        self.desired.is_read = true;
+        self.objects.has_new_needs = true;
+        self.statics.forget_results(actions);
+        let Early { node_uid, pods } = std::mem::take(&mut self.listing.early);
         if let Some(node_uid) = node_uid {
             let pods: Vec<Value> = pods.into_values().collect();
             self.listed(now, node_uid, &pods, actions);
@@ -498,16 +423,7 @@ impl Pods {
         self.touch_all();
     }
 
-    fn take_copy(&mut self, digest: &str, content: &[u8]) -> Result<(), String> {
-        let node_uid = objects::owner_of(content)?;
-        self.objects_of(&node_uid).take_copy(digest, content)
-    }
-
-    fn objects_of(&mut self, node_uid: &str) -> &mut Objects {
-        self.objects.entry(node_uid.to_owned()).or_insert_with(|| Objects::of(node_uid))
-    }
-
-    fn take_record(&mut self, now: Now, uid: &PodUid, content: &[u8]) -> Result<(), String> {
+    fn record_found(&mut self, now: Now, uid: &PodUid, content: &[u8]) -> Result<(), String> {
         let (record, pod) = Record::read(content)?;
         if pod.uid != *uid {
             return Err(format!("it is of pod {}", pod.uid));
@@ -518,7 +434,7 @@ impl Pods {
         if record.node_uid.is_empty() {
             let path = pod.annotations.get(STATIC_PATH_ANNOTATION).cloned();
             let results = StaticResults { path, results: record.results, failed, active_since, durable };
-            self.static_results.insert(uid.clone(), results);
+            self.statics.results.insert(uid.clone(), results);
             self.begin_static(now, uid);
             return Ok(());
         }
@@ -576,12 +492,11 @@ impl Pods {
     // ---- the API server
 
     fn listed(&mut self, now: Now, node_uid: String, pods: &[Value], actions: &mut Vec<PodAction>) {
-        if self.node_uid.as_ref() != Some(&node_uid) {
-            let reads: Vec<_> = self.objects.values_mut().flat_map(Objects::give_up_reads).collect();
-            self.objects_of(&node_uid).await_foreign(reads);
+        let is_same_node = self.listing.node_uid.replace(node_uid.clone()).as_ref() == Some(&node_uid);
+        if !is_same_node {
+            self.objects.node_changed(&node_uid);
         }
-        let is_same_node = self.node_uid.replace(node_uid.clone()).as_ref() == Some(&node_uid);
-        let mirrors = std::mem::take(&mut self.mirrors);
+        let mirrors = self.mirrors.list_begins();
         let mut listed = BTreeSet::new();
         let foreign = pods.iter().filter(|object| self.is_bound_elsewhere(object)).count();
         if foreign > 0 {
@@ -593,7 +508,7 @@ impl Pods {
         for api in self.lives.values_mut().filter_map(|life| life.api.as_mut()) {
             api.version = None;
         }
-        self.has_told_of_parts &= pods.iter().any(shares::is_part);
+        self.listing.has_told_of_parts &= pods.iter().any(shares::is_part);
         for object in pods {
             if let Some(uid) = object["metadata"]["uid"].as_str().and_then(PodUid::new) {
                 // the server has the pod again
@@ -604,10 +519,9 @@ impl Pods {
             }
             self.seen(now, object, actions);
         }
-        let lost = |(key, mirror): &(_, Mirror)| mirror.goes_by_others() && !self.mirrors.contains_key(key);
-        let lost: Vec<_> =
-            mirrors.into_iter().filter(|it| is_same_node && lost(it)).map(|(key, _)| key).collect();
-        lost.into_iter().for_each(|key| self.mirror_lost(now, key));
+        if is_same_node {
+            self.mirrors.list_ends(now, mirrors);
+        }
         for life in self.lives.values_mut() {
             let is_bound_here = match &life.origin {
                 Origin::Api { node_uid: bound } => *bound == node_uid,
@@ -624,14 +538,7 @@ impl Pods {
             }
             life.is_dirty = true;
         }
-        let lives = &self.lives;
-        let lost: Vec<PodUid> =
-            self.unreadable.iter().filter(|uid| !lives.contains_key(*uid)).cloned().collect();
-        for uid in lost {
-            // the pod is neither in the API nor known here, and its record is unreadable
-            self.unreadable.remove(&uid);
-            actions.push(PodAction::SaveDesired { file: DesiredFile::Pod(uid), content: None });
-        }
+        self.desired.forget_unreadable(|uid| self.lives.contains_key(uid), actions);
     }
 
     /// Whether the pod is another node's: the server, or a proxy in front of it, did not filter.
@@ -644,10 +551,11 @@ impl Pods {
             return;
         }
         if let Some(hash) = object["metadata"]["annotations"][MIRROR_ANNOTATION].as_str() {
-            self.mirror_seen(hash, object);
+            self.mirrors.seen(hash, object);
+            self.touch_all();
             return;
         }
-        let Some(node_uid) = self.node_uid.clone() else { return };
+        let Some(node_uid) = self.listing.node_uid.clone() else { return };
         if shares::is_part(object) {
             self.seen_in_part(now, object, actions);
             return;
@@ -677,18 +585,16 @@ impl Pods {
         let life = self.lives.entry(uid.clone());
         let life = life.or_insert_with(|| Life::new(uid.clone(), &pod.namespace, &pod.name, origin.clone()));
         // the content on disk is unknown, so the record is written anew
-        if self.unreadable.remove(&uid) | self.leftovers.remove(&uid) {
-            life.saved.is_unknown = true;
-        }
+        life.saved.is_unknown |= self.desired.takes_over(&uid);
         life.bound(now, origin, pod, object, problem);
-        self.has_new_needs = true;
+        self.objects.has_new_needs = true;
     }
 
     /// Takes a pod of a namespace that exceeds its share: a running pod keeps running unchanged until it is
     /// deleted; any other pod is rejected.
     fn seen_in_part(&mut self, now: Now, object: &Value, actions: &mut Vec<PodAction>) {
         let Ok(pod) = Pod::read(&without_spec(object)) else { return };
-        if !std::mem::replace(&mut self.has_told_of_parts, true) {
+        if !std::mem::replace(&mut self.listing.has_told_of_parts, true) {
             let message = format!(
                 "pods of namespace {} are more, or larger, than its share of what this node takes ({} pods, {} bytes of all \
                  namespaces): pod {} and further ones are rejected, and of those that run only the deletion is seen",
@@ -702,9 +608,9 @@ impl Pods {
         match self.lives.get_mut(&pod.uid) {
             Some(life) => life.seen_in_part(now, &pod, object),
             // its record is unreadable, so it may be running
-            None if self.unreadable.contains(&pod.uid) => {}
+            None if self.desired.unreadable.contains(&pod.uid) => {}
             // the same for a pod that the inventory may still report
-            None if !self.has_inventory => self.list_later(now),
+            None if !self.has_inventory => self.listing.later(now),
             None => {
                 let why = format!(
                     "the pods of its namespace {} have more than its share of this node",
@@ -718,7 +624,8 @@ impl Pods {
     /// Whether this pod is unknown, and there is no room to remember it.
     fn is_one_too_many(&self, uid: &PodUid) -> bool {
         // before the inventory is known the runtime may have it
-        let is_new = self.has_inventory && !self.lives.contains_key(uid) && !self.unreadable.contains(uid);
+        let is_new =
+            self.has_inventory && !self.lives.contains_key(uid) && !self.desired.unreadable.contains(uid);
         let may_run = self.node.as_ref().map_or(USUAL_PODS, |node| node.pods);
         is_new && self.lives.len() as u64 >= may_run.saturating_mul(LIVES_PER_POD)
     }
@@ -758,34 +665,15 @@ impl Pods {
 
     /// The server no longer has a mirror with this UID.
     fn forget_mirror(&mut self, now: Now, uid: &str) {
-        let key = self.mirrors.iter().find(|(_, mirror)| mirror.uid() == uid).map(|(key, _)| key.clone());
-        let Some(key) = key else { return };
-        if self.mirrors.remove(&key).is_some_and(|mirror| mirror.goes_by_others()) {
-            self.mirror_lost(now, key);
+        if self.mirrors.forget(now, uid) {
+            self.touch_all();
         }
-        self.touch_all();
-    }
-
-    /// Another client deleted a mirror.
-    fn mirror_lost(&mut self, now: Now, key: (String, String)) {
-        self.remaking.entry(key).or_default().gone = Some(now.mono);
     }
 
     fn answered(&mut self, now: Now, request: &PodRequest, answer: &Answer) {
         match request {
             PodRequest::CreateMirror { namespace, name } => {
-                let key = (namespace.clone(), name.clone());
-                self.creating_now.remove(&key);
-                match answer {
-                    Answer::Accepted(Some(object)) => {
-                        let hash = object["metadata"]["annotations"][MIRROR_ANNOTATION].as_str();
-                        self.mirror_seen(hash.unwrap_or_default(), object);
-                        self.creating.remove(&key);
-                    }
-                    // the watch will show the mirror
-                    Answer::Accepted(None) => self.creating.entry(key).or_default().failed(now.mono),
-                    _ => self.creating.entry(key).or_default().failed(now.mono),
-                }
+                self.mirrors.created(now, (namespace.clone(), name.clone()), answer);
                 self.touch_all();
             }
             PodRequest::PatchStatus(pod) => {
@@ -794,30 +682,16 @@ impl Pods {
                     self.forget_mirror(now, &pod.uid);
                 }
                 // the final status of a removed static pod is not sent again: its mirror is deleted too
-                let is_mirror = self.mirrors.values().any(|mirror| mirror.uid() == pod.uid.as_str());
+                let is_mirror = self.mirrors.have(&pod.uid);
                 if !self.with_reference(pod, |life| life.status_answered(now, answer)) && !is_mirror {
-                    self.turned_away(now, answer);
+                    self.listing.turned_away(now, answer);
                 }
             }
             PodRequest::Delete(pod) => {
-                let key = (pod.namespace.clone(), pod.name.clone());
-                let mirror = self.mirrors.get_mut(&key).filter(|mirror| mirror.uid() == pod.uid.as_str());
-                if let Some(mirror) = mirror {
-                    mirror.is_deleting = false;
-                    let is_gone =
-                        matches!(answer, Answer::Accepted(_) | Answer::Refused { status: 404 | 409, .. });
-                    if is_gone {
-                        let is_lost = mirror.is_leaving();
-                        self.mirrors.remove(&key);
-                        if is_lost {
-                            self.mirror_lost(now, key);
-                        }
-                    } else {
-                        self.creating.entry(key).or_default().failed(now.mono);
-                    }
+                if self.mirrors.deleted(now, pod, answer) {
                     self.touch_all();
                 } else if !self.with_reference(pod, |life| life.delete_answered(now, answer)) {
-                    self.turned_away(now, answer);
+                    self.listing.turned_away(now, answer);
                 }
             }
         }
@@ -826,9 +700,7 @@ impl Pods {
     /// Whether the request is about a pod that is known here, or about a mirror.
     pub(crate) fn remembers(&self, request: &PodRequest) -> bool {
         let (PodRequest::PatchStatus(pod) | PodRequest::Delete(pod)) = request else { return true };
-        let is_mirror = |mirror: &Mirror| mirror.object["metadata"]["uid"] == pod.uid;
-        PodUid::new(&pod.uid).is_some_and(|uid| self.lives.contains_key(&uid))
-            || self.mirrors.get(&(pod.namespace.clone(), pod.name.clone())).is_some_and(is_mirror)
+        PodUid::new(&pod.uid).is_some_and(|uid| self.lives.contains_key(&uid)) || self.mirrors.is_one(pod)
     }
 
     /// Changes the life whose object, or mirror, this is. Returns false if there is none.
@@ -840,25 +712,8 @@ impl Pods {
         true
     }
 
-    /// Takes the answer to a request about a pod without a record here: if it was lost, only another list
-    /// shows again which pods have no answer yet.
-    fn turned_away(&mut self, now: Now, answer: &Answer) {
-        match answer {
-            Answer::Accepted(_) => self.list_retry.succeeded(),
-            Answer::Refused { status: 404 | 409, .. } => {}
-            Answer::Refused { .. } | Answer::Failed(_) => self.list_later(now),
-        }
-    }
-
-    fn list_later(&mut self, now: Now) {
-        if self.list_wake.is_none() {
-            self.list_retry.failed(now.mono);
-            self.list_wake = Some(self.list_retry.due());
-        }
-    }
-
     fn release(&mut self, now: Now, which: Option<&(String, String)>, actions: &mut Vec<PodAction>) {
-        let Some(node_uid) = self.node_uid.clone() else { return };
+        let Some(node_uid) = self.listing.node_uid.clone() else { return };
         for life in self.lives.values_mut().filter(|life| is_orphan(life, &node_uid)) {
             if which.is_none_or(|(namespace, name)| *namespace == life.namespace && *name == life.name) {
                 let text = format!("orphaned pod {}/{} is released and ends", life.namespace, life.name);
@@ -877,21 +732,10 @@ impl Pods {
         files: Result<Vec<StaticFile>, String>,
         actions: &mut Vec<PodAction>,
     ) {
-        let files = match files {
-            Ok(files) => files,
-            Err(why) => {
-                self.complain("staticPodPath", why, actions);
-                return;
-            }
-        };
-        let paths: SortedSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
-        self.complaints.retain(|path, _| paths.contains(path.as_str()));
         let is_known = |uid: &PodUid| self.lives.contains_key(uid);
-        let (current, unknown) = static_pods::read_all(&files, &self.node_name, &is_known);
-        self.complaints.retain(|path, _| unknown.contains_key(path));
-        for (path, why) in &unknown {
-            self.complain(path, why.clone(), actions);
-        }
+        let Some((current, unknown)) = self.statics.read(files, &self.node_name, &is_known, actions) else {
+            return;
+        };
         for life in self.lives.values_mut() {
             let ends = match &life.origin {
                 Origin::Static { path } => !unknown.contains_key(path) && !current.contains_key(&life.uid),
@@ -903,39 +747,12 @@ impl Pods {
                 life.end(now, grace);
             }
         }
-        // the pods of currently unusable files stay as they were
-        self.statics.retain(|_, (path, _)| unknown.contains_key(path));
-        self.statics.extend(current);
-        let uids: Vec<PodUid> = self.statics.keys().cloned().collect();
-        for uid in uids {
+        self.statics.replace(current, unknown);
+        for uid in self.statics.uids() {
             self.begin_static(now, &uid);
         }
-        self.has_static = true;
-        self.unusable = unknown.into_keys().collect();
-        self.forget_static_results(actions);
+        self.statics.forget_results(actions);
         self.touch_all();
-    }
-
-    /// Whether all existing static pods were read.
-    fn knows_all_statics(&self) -> bool {
-        self.has_static && self.unusable.is_empty()
-    }
-
-    /// Whether the file of a static pod may still exist: a file that is unusable now proves nothing about its
-    /// own pod, but does not protect the pods of other files. `path` is the pod's file, if known.
-    fn may_be_there(&self, path: Option<&str>) -> bool {
-        !self.has_static || path.map_or(!self.unusable.is_empty(), |path| self.unusable.contains(path))
-    }
-
-    /// Removes records of static pods whose files are gone.
-    fn forget_static_results(&mut self, actions: &mut Vec<PodAction>) {
-        let all = self.static_results.iter();
-        let gone = all.filter(|(_, results)| !self.may_be_there(results.path.as_deref()));
-        let gone: Vec<PodUid> = gone.map(|(uid, _)| uid.clone()).collect();
-        for uid in gone {
-            self.static_results.remove(&uid);
-            actions.push(PodAction::SaveDesired { file: DesiredFile::Pod(uid), content: None });
-        }
     }
 
     /// Ends static pods that only the runtime has: their files were removed, or now contain other pods, since
@@ -943,15 +760,11 @@ impl Pods {
     fn end_lost_statics(&mut self, now: Now) {
         let is_lost = |life: &&Life| {
             let is_static = matches!(&life.origin, Origin::Found { node_uid } if node_uid.is_empty());
-            is_static && !life.name.is_empty() && life.end.is_none() && self.has_static
+            is_static && !life.name.is_empty() && life.end.is_none() && self.statics.are_read()
         };
         let has_gone = |life: &&Life| {
-            let name = (life.namespace.as_str(), life.name.as_str());
-            let mut mirrors = self.mirrors.values();
-            let mirror = mirrors.find(|mirror| mirror.hash == life.uid.as_str());
-            let mut statics = self.statics.values();
-            statics.any(|(_, pod)| (pod.namespace.as_str(), pod.name.as_str()) == name)
-                || !self.may_be_there(mirror.and_then(Mirror::path))
+            self.statics.have_name(&life.namespace, &life.name)
+                || !self.statics.may_be_there(self.mirrors.path_of(&life.uid))
         };
         let lost = self.lives.values().filter(is_lost).filter(has_gone);
         let lost: Vec<PodUid> = lost.map(|life| life.uid.clone()).collect();
@@ -976,9 +789,9 @@ impl Pods {
             life.pod = Some(Rc::clone(pod));
             life.is_dirty = true;
         }
-        life.saved.is_unknown |= self.unreadable.remove(uid) | self.leftovers.remove(uid);
+        life.saved.is_unknown |= self.desired.takes_over(uid);
         if let Some(StaticResults { results, failed, active_since, durable, .. }) =
-            self.static_results.remove(uid)
+            self.statics.results.remove(uid)
         {
             life.results.extend(results);
             life.failed = life.failed.take().or(failed);
@@ -986,121 +799,6 @@ impl Pods {
             life.saved.durable = Some(durable);
             life.saved.is_stale = true;
             life.is_dirty = true;
-        }
-    }
-
-    /// Takes the result of removing a record without a pod.
-    fn removed_leftover(&mut self, now: Now, uid: PodUid, done: &Result<(), String>) {
-        if done.is_ok() {
-            self.leftovers.remove(&uid);
-            self.leftover_retry.succeeded();
-        } else {
-            self.leftovers.insert(uid);
-            self.leftover_retry.failed(now.mono);
-            self.leftover_wake = Some(self.leftover_retry.due());
-        }
-    }
-
-    fn complain(&mut self, path: &str, why: String, actions: &mut Vec<PodAction>) {
-        if self.complaints.get(path) != Some(&why) {
-            let message = format!("{path} cannot be used: {why}; the pods of it go on as they are");
-            actions.push(PodAction::WarnOfNode { reason: "FailedValidation", message });
-            self.complaints.insert(path.to_owned(), why);
-        }
-    }
-
-    fn mirror_seen(&mut self, hash: &str, object: &Value) {
-        self.touch_all();
-        let before = self.mirrors.get(&name_of(object));
-        let is_same = before.is_some_and(|before| *before.uid() == object["metadata"]["uid"]);
-        let is_deleting = is_same && before.is_some_and(|before| before.is_deleting);
-        // events about a deleted mirror may arrive late
-        let version = in_api::version_of(object);
-        if before.is_some_and(|before| version.is_some() && version < in_api::version_of(&before.object)) {
-            return;
-        }
-        let mirror = Mirror { hash: hash.to_owned(), object: object.clone(), is_news: true, is_deleting };
-        self.mirrors.insert(name_of(object), mirror);
-    }
-
-    /// Deletes mirrors without a static pod, and creates missing ones.
-    fn settle_mirrors(&mut self, now: Now, actions: &mut Vec<PodAction>) {
-        self.mirror_wake = None;
-        let Some(node_uid) = self.node_uid.clone() else { return };
-        self.forget_lost_mirrors();
-        let statics = self.lives.values().filter(|life| life.is_static() && life.end.is_none());
-        let wanted: SortedMap<(String, String), PodUid> =
-            statics.map(|life| ((life.namespace.clone(), life.name.clone()), life.uid.clone())).collect();
-        let ending: SortedSet<(String, String)> = self
-            .lives
-            .values()
-            .filter(|life| life.is_static() && life.end.is_some())
-            .map(|life| (life.namespace.clone(), life.name.clone()))
-            .collect();
-        let (has_static, unusable) = (self.has_static, &self.unusable);
-        let may_be_there = |path: Option<&str>| {
-            !has_static || path.map_or(!unusable.is_empty(), |path| unusable.contains(path))
-        };
-        for (key, mirror) in &mut self.mirrors {
-            let is_right = wanted.get(key).is_some_and(|uid| uid.as_str() == mirror.hash);
-            let is_leaving = mirror.is_leaving();
-            // a mirror without a pod may belong to a file that was not read yet, or to a pod that still ends
-            let may_delete =
-                wanted.contains_key(key) || (!ending.contains(key) && !may_be_there(mirror.path()));
-            let waits = self.creating.get(key).filter(|retry| !retry.is_due(now.mono));
-            if (is_right || !may_delete) && !is_leaving || mirror.is_deleting {
-                continue;
-            }
-            if let Some(retry) = waits {
-                self.mirror_wake = Some(self.mirror_wake.map_or(retry.due(), |wake| wake.min(retry.due())));
-            } else {
-                mirror.is_deleting = true;
-                let reference = reference_of(&mirror.object);
-                actions.push(PodAction::DeletePod(reference));
-            }
-        }
-        self.creating.retain(|key, _| wanted.contains_key(key) || self.mirrors.contains_key(key));
-        self.remaking.retain(|key, _| wanted.contains_key(key));
-        for (key, uid) in wanted {
-            let Some(life) = self.lives.get_mut(&uid) else { continue };
-            let has_mirror = self.mirrors.contains_key(&key);
-            let is_own = |mirror: &&mut Mirror| mirror.hash == uid.as_str() && !mirror.is_deleting;
-            match self.mirrors.get_mut(&key).filter(is_own) {
-                Some(mirror) => {
-                    let is_news = std::mem::take(&mut mirror.is_news);
-                    life.mirrored(&mirror.object, is_news);
-                }
-                None if has_mirror || self.creating_now.contains(&key) => {}
-                None => {
-                    life.api = None;
-                    let again = self.remaking.get(&key).and_then(|it| Some(it.pauses.due(it.gone?)));
-                    let due = self.creating.get(&key).map(backoff::Retry::due).max(again).unwrap_or_default();
-                    if now.mono < due {
-                        self.mirror_wake = Some(self.mirror_wake.map_or(due, |wake| wake.min(due)));
-                    } else if let Some(pod) = life.pod.as_ref() {
-                        let pod = steps::reporting::mirror_of(pod, uid.as_str(), &self.node_name, &node_uid);
-                        // counts like a restart, so that the pauses grow while others keep deleting it
-                        if let Some(remaking) = self.remaking.get_mut(&key)
-                            && let Some(gone) = remaking.gone.take()
-                        {
-                            remaking.pauses.restarted(gone, now.mono);
-                        }
-                        let (namespace, name) = key.clone();
-                        self.creating_now.insert(key);
-                        actions.push(PodAction::CreateMirrorPod { namespace, name, pod });
-                    }
-                }
-            }
-        }
-    }
-
-    /// A static pod, ending or not, gives up a mirror that no longer exists: a later mirror of the same name
-    /// belongs to another pod.
-    fn forget_lost_mirrors(&mut self) {
-        for life in self.lives.values_mut().filter(|life| life.is_static()) {
-            let key = (life.namespace.clone(), life.name.clone());
-            let mirror = self.mirrors.get(&key);
-            life.api.take_if(|api| mirror.is_none_or(|mirror| mirror.uid() != api.reference.uid.as_str()));
         }
     }
 
@@ -1123,31 +821,26 @@ impl Pods {
 
     /// Takes the next step of every pod that changed or whose time has come.
     fn settle(&mut self, now: Now, actions: &mut Vec<PodAction>) {
-        if self.desired_wake.take_if(|at| *at <= now.mono).is_some() {
-            actions.push(PodAction::ReadDesired);
-        }
-        if self.list_wake.take_if(|at| *at <= now.mono).is_some() {
-            actions.push(PodAction::ListPods);
-        }
-        if self.leftover_wake.take_if(|at| *at <= now.mono).is_some() {
-            let remove =
-                |uid: &PodUid| PodAction::SaveDesired { file: DesiredFile::Pod(uid.clone()), content: None };
-            actions.extend(self.leftovers.iter().map(remove));
-        }
+        self.desired.read_again(now, actions);
+        self.listing.list_again(now, actions);
+        self.desired.remove_leftovers(now, actions);
         if !self.is_ready() {
             return self.see_to_shutdown(now, actions);
         }
         self.end_lost_statics(now);
-        self.take_logs(now);
+        self.use_logs(now);
         let may_run = self.is_held == Some(false);
         for life in self.lives.values_mut().filter(|life| life.probe_wake.is_some_and(|at| at <= now.mono)) {
             life.see_to_probes(now, self.node.as_ref(), may_run, actions);
         }
-        if may_run && self.shutdown.is_none() {
+        if may_run && !self.is_shutting_down() {
             self.see_to_pressure(now, actions);
         }
         for _ in 0..MOST_ROUNDS {
-            self.settle_mirrors(now, actions);
+            if let Some(node_uid) = &self.listing.node_uid {
+                let node = (self.node_name.as_str(), node_uid.as_str());
+                self.mirrors.settle(now, &mut self.lives, &self.statics, node, actions);
+            }
             self.see_to_shutdown(now, actions);
             let due: Vec<PodUid> = self.due(now).collect();
             if due.is_empty() {
@@ -1159,7 +852,7 @@ impl Pods {
         }
         self.see_to_the_node(now, actions);
         // an unreadable record may refer to any object
-        if self.unreadable.is_empty() && std::mem::take(&mut self.has_new_needs) {
+        if self.desired.unreadable.is_empty() && std::mem::take(&mut self.objects.has_new_needs) {
             self.forget_objects(actions);
         }
     }
@@ -1171,22 +864,7 @@ impl Pods {
             let names = life.pod.iter().flat_map(|pod| objects::needed_by(pod));
             needed.entry(life.node_uid()).or_default().extend(names);
         }
-        let nothing = SortedSet::new();
-        for (node_uid, objects) in &mut self.objects {
-            objects.keep_only(needed.get(node_uid.as_str()).unwrap_or(&nothing), actions);
-        }
-        self.objects.retain(|_, objects| objects.len() > 0);
-        let mut files = BTreeSet::new();
-        for (node_uid, names) in &needed {
-            files.extend(names.iter().map(|name| objects::file_of(node_uid, name)));
-        }
-        self.unreadable_copies.retain(|digest| {
-            let keep = files.contains(digest);
-            if !keep {
-                actions.push(objects::removal(digest.clone()));
-            }
-            keep
-        });
+        self.objects.keep_only(&needed, actions);
     }
 
     fn due(&self, now: Now) -> impl Iterator<Item = PodUid> + use<'_> {
@@ -1197,11 +875,11 @@ impl Pods {
     /// Uses the logs left on disk: a container that has a log and no known run counts as having run before,
     /// and gets the next attempt number. Removes what is left of pods that are neither desired nor running,
     /// once all static pods are known.
-    fn take_logs(&mut self, now: Now) {
-        let is_all_known = self.knows_all_statics() && self.node_uid.is_some();
+    fn use_logs(&mut self, now: Now) {
+        let is_all_known = self.statics.are_all_known() && self.listing.node_uid.is_some();
         for (uid, containers) in std::mem::take(&mut self.logs) {
             let Some(life) = self.lives.get_mut(&uid) else {
-                if is_all_known && !self.unreadable.contains(&uid) {
+                if is_all_known && !self.desired.unreadable.contains(&uid) {
                     let origin = Origin::Found { node_uid: String::new() };
                     let mut rest = Life::new(uid.clone(), "", "", origin);
                     rest.end(now, Duration::ZERO);
@@ -1226,13 +904,13 @@ impl Pods {
         let is_held = self.is_held != Some(false);
         let is_shutting_down = self.is_shutting_down();
         let node_uid = life.node_uid().to_owned();
-        let can_read = self.node_uid.as_ref() == Some(&node_uid);
+        let can_read = self.listing.node_uid.as_ref() == Some(&node_uid);
         let mut ctx = Context {
             now,
             node: self.node.as_ref(),
             node_reading: (self.node_reading.ordered, self.node_reading.done),
             lives: &self.lives,
-            objects: self.objects.entry(node_uid.clone()).or_insert_with(|| Objects::of(&node_uid)),
+            objects: self.objects.of(&node_uid),
             can_read,
             is_shutting_down,
             actions,
@@ -1268,19 +946,16 @@ impl Pods {
             let (namespace, name) = (life.namespace, life.name);
             // the mirror shows the life that is over; a pod that starts again needs a new mirror, and another
             // pod with its name may need one
-            let mirror = self.mirrors.get_mut(&(namespace.clone(), name));
-            if let Some(mirror) = mirror.filter(|mirror| mirror.hash == uid.as_str()) {
-                mirror.hash.clear();
-            }
+            self.mirrors.let_go(&(namespace.clone(), name), uid);
             self.make_way(&namespace);
-            self.has_new_needs = true;
+            self.objects.has_new_needs = true;
             self.begin_static(now, uid);
             return;
         }
         if life.is_leaving() && (life.is_down() || !life.has_begun()) {
             self.make_way(&life.namespace);
         }
-        self.has_new_needs |= life.slim();
+        self.objects.has_new_needs |= life.slim();
         self.lives.insert(uid.clone(), life);
     }
 
@@ -1315,7 +990,7 @@ impl Pods {
     /// The same, once it is known which pods run here, and whether it is complete: an unreadable file or
     /// record may need further images.
     pub(crate) fn needed_images(&self) -> Option<(BTreeSet<String>, bool)> {
-        let is_all = self.knows_all_statics() && self.unreadable.is_empty();
+        let is_all = self.statics.are_all_known() && self.desired.unreadable.is_empty();
         self.is_ready().then(|| (self.images_in_use(), is_all))
     }
 
@@ -1328,19 +1003,20 @@ impl Pods {
             Origin::Static { .. } => false,
         };
         let is_listed = |life: &Life| listed.contains(life.uid.as_str()) || life.end.is_some();
-        self.has_desired && self.has_inventory && self.lives.values().filter(is_bound_here).all(is_listed)
+        self.desired.is_read && self.has_inventory && self.lives.values().filter(is_bound_here).all(is_listed)
     }
 
     /// Whether pods of another Node still run here.
     pub(crate) fn has_orphans(&self) -> bool {
-        let Some(node_uid) = &self.node_uid else { return false };
+        let Some(node_uid) = &self.listing.node_uid else { return false };
         self.lives.values().any(|life| life.end.is_none() && is_orphan(life, node_uid))
     }
 
     /// For `kedge pods` and the local endpoint.
     #[must_use]
     pub fn report(&self) -> Vec<PodReport> {
-        let is_orphaned = |life: &Life| self.node_uid.as_ref().is_some_and(|uid| is_orphan(life, uid));
+        let is_orphaned =
+            |life: &Life| self.listing.node_uid.as_ref().is_some_and(|uid| is_orphan(life, uid));
         self.lives.values().map(|life| life.for_people(is_orphaned(life))).collect()
     }
 
@@ -1348,7 +1024,7 @@ impl Pods {
     /// containers may exist, and a reported one may be running.
     #[must_use]
     pub fn is_report_complete(&self) -> bool {
-        self.has_desired && self.has_inventory
+        self.desired.is_read && self.has_inventory
     }
 
     /// The number of kept entries, by sort, for tests that check that none grows.
@@ -1364,24 +1040,10 @@ impl Pods {
             ("pods", self.lives.len()),
             ("containers", containers),
             ("earlier runs", older.sum()),
-            ("objects", self.objects.values().map(Objects::len).sum()),
-            (
-                "mirrors",
-                self.mirrors
-                    .len()
-                    .saturating_add(self.creating.len())
-                    .saturating_add(self.creating_now.len())
-                    .saturating_add(self.remaking.len()),
-            ),
+            ("objects", self.objects.len()),
+            ("mirrors", self.mirrors.len()),
             ("probes and hooks", self.places.len()),
-            (
-                "complaints",
-                self.complaints
-                    .len()
-                    .saturating_add(self.unreadable.len())
-                    .saturating_add(self.leftovers.len())
-                    .saturating_add(self.static_results.len()),
-            ),
+            ("complaints", self.statics.len().saturating_add(self.desired.len())),
         ]
     }
 }

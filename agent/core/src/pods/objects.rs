@@ -19,7 +19,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// On a Secret: its data stays in memory only, and pods that need it wait for the API server after a reboot.
@@ -72,6 +72,82 @@ struct Object {
     is_saving: bool,
 }
 
+/// The objects of all API servers whose pods are here.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct KnownObjects {
+    /// By Node UID.
+    sets: SortedMap<String, Objects>,
+    /// Copies on disk that were unreadable, by their name: each is replaced, or removed with the last pod that
+    /// may need it.
+    unreadable: BTreeSet<String>,
+    /// Pods were added, changed or removed, so some objects may no longer be needed.
+    pub(crate) has_new_needs: bool,
+}
+
+impl KnownObjects {
+    /// The objects of the server that bound pods to this Node.
+    pub(crate) fn of(&mut self, node_uid: &str) -> &mut Objects {
+        self.sets.entry(node_uid.to_owned()).or_insert_with(|| Objects::of(node_uid))
+    }
+
+    pub(crate) fn get_mut(&mut self, node_uid: &str) -> Option<&mut Objects> {
+        self.sets.get_mut(node_uid)
+    }
+
+    /// Takes a copy that was on disk.
+    pub(crate) fn copy_found(&mut self, digest: &str, content: &[u8]) -> Result<(), String> {
+        let node_uid = owner_of(content)?;
+        self.of(&node_uid).copy_found(digest, content)
+    }
+
+    /// Such a copy is unreadable.
+    pub(crate) fn copy_is_unreadable(&mut self, digest: String) {
+        self.unreadable.insert(digest);
+    }
+
+    /// Pods are bound to another Node from now on: answers to reads under way do not count for it.
+    pub(crate) fn node_changed(&mut self, node_uid: &str) {
+        let reads: Vec<_> = self.sets.values_mut().flat_map(Objects::give_up_reads).collect();
+        self.of(node_uid).await_foreign(reads);
+    }
+
+    /// A copy was written or removed, or was not.
+    pub(crate) fn saved(&mut self, digest: &str, done: &Result<(), String>) {
+        for objects in self.sets.values_mut() {
+            objects.saved(digest, done);
+        }
+    }
+
+    /// Forgets the objects that no pod refers to; `needed` are the others, by Node UID.
+    pub(crate) fn keep_only(
+        &mut self,
+        needed: &SortedMap<&str, SortedSet<ObjectName>>,
+        actions: &mut Vec<PodAction>,
+    ) {
+        let nothing = SortedSet::new();
+        for (node_uid, objects) in &mut self.sets {
+            objects.keep_only(needed.get(node_uid.as_str()).unwrap_or(&nothing), actions);
+        }
+        self.sets.retain(|_, objects| objects.len() > 0);
+        let mut files = BTreeSet::new();
+        for (node_uid, names) in needed {
+            files.extend(names.iter().map(|name| file_of(node_uid, name)));
+        }
+        self.unreadable.retain(|digest| {
+            let keep = files.contains(digest);
+            if !keep {
+                actions.push(removal(digest.clone()));
+            }
+            keep
+        });
+    }
+
+    /// The number of known objects.
+    pub(crate) fn len(&self) -> usize {
+        self.sets.values().map(Objects::len).sum()
+    }
+}
+
 /// A copy on disk.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -103,7 +179,7 @@ pub(crate) enum Found<'a> {
 }
 
 /// The Node that a copy on disk belongs to.
-pub(crate) fn owner_of(content: &[u8]) -> Result<String, String> {
+fn owner_of(content: &[u8]) -> Result<String, String> {
     let record: Record = kedge_api::read::from_slice(content).map_err(|error| error.to_string())?;
     Ok(record.node_uid)
 }
@@ -114,7 +190,7 @@ impl Objects {
     }
 
     /// Takes a copy that was on disk.
-    pub(crate) fn take_copy(&mut self, digest: &str, content: &[u8]) -> Result<(), String> {
+    fn copy_found(&mut self, digest: &str, content: &[u8]) -> Result<(), String> {
         let record: Record = kedge_api::read::from_slice(content).map_err(|error| error.to_string())?;
         if record.api_version != RECORD_VERSION
             || record.kind != RECORD_KIND
@@ -280,7 +356,7 @@ impl Objects {
 
     /// From now on another API server is used: the known state stays, and reads under way count as another
     /// server's.
-    pub(crate) fn give_up_reads(&mut self) -> Vec<(ObjectName, u32)> {
+    fn give_up_reads(&mut self) -> Vec<(ObjectName, u32)> {
         let mut reads = vec![];
         for (name, object) in &mut self.known {
             // an object with a stored copy no longer counts as missing, as after a restart of the agent,
@@ -297,7 +373,7 @@ impl Objects {
 
     /// Takes over reads that are under way for another Node's pods: no read of the same name is sent before
     /// they are answered.
-    pub(crate) fn await_foreign(&mut self, reads: Vec<(ObjectName, u32)>) {
+    fn await_foreign(&mut self, reads: Vec<(ObjectName, u32)>) {
         for (name, count) in reads {
             let object = self.known.entry(name).or_default();
             object.foreign = object.foreign.saturating_add(count);
@@ -404,12 +480,12 @@ fn wait_after(failures: u32) -> Duration {
     FIRST_WAIT.saturating_mul(1 << failures.min(8)).min(LONGEST_WAIT)
 }
 
-pub(crate) fn removal(digest: String) -> PodAction {
+fn removal(digest: String) -> PodAction {
     PodAction::SaveDesired { file: DesiredFile::Object(digest), content: None }
 }
 
 /// The name of an object's copy on disk.
-pub(crate) fn file_of(node_uid: &str, name: &ObjectName) -> String {
+fn file_of(node_uid: &str, name: &ObjectName) -> String {
     let kind = match name.kind {
         ObjectKind::ConfigMap => "ConfigMap",
         ObjectKind::Secret => "Secret",
@@ -549,9 +625,9 @@ mod tests {
         assert_eq!(read(&mut objects, 70, found(&json!({}), "2")), [], "metadata is not worth a write");
 
         let mut again = Objects::default();
-        again.take_copy(digest, content).unwrap();
+        again.copy_found(digest, content).unwrap();
         assert!(matches!(again.find(&secret()), Found::Data(data) if data["key"] == b"hi"));
-        assert!(again.take_copy(&"0".repeat(64), content).is_err(), "a file that was moved");
+        assert!(again.copy_found(&"0".repeat(64), content).is_err(), "a file that was moved");
         let mut actions = vec![];
         again.keep_only(&SortedSet::new(), &mut actions);
         assert_eq!(actions, [removal(digest.clone())]);
@@ -574,7 +650,7 @@ mod tests {
         assert_eq!(objects.find(&secret()), absent);
 
         let mut again = Objects::default();
-        again.take_copy(digest, content).unwrap();
+        again.copy_found(digest, content).unwrap();
         assert_eq!(again.find(&secret()), absent, "without anybody to ask");
         let mut actions = vec![];
         again.want(at(0), &secret(), &mut actions);
@@ -710,7 +786,7 @@ mod tests {
             panic!("{saves:?}")
         };
         assert_eq!(owner_of(content), Ok("1".into()));
-        assert!(second.take_copy(digest, content).is_err());
+        assert!(second.copy_found(digest, content).is_err());
         assert_ne!(file_of("1", &secret()), file_of("2", &secret()));
     }
 

@@ -17,9 +17,17 @@ use std::time::Duration;
 /// How long the machine waits for the API server to accept the last statuses.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// What happens to pods at a shutdown of the machine.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Shutdown {
+    /// By priority; empty if the machine waits for no pod.
+    groups: Vec<ShutdownGroup>,
+    under_way: Option<Stage>,
+}
+
 /// A shutdown under way.
 #[derive(Debug, Clone)]
-pub(crate) struct Shutdown {
+struct Stage {
     /// The group that ends now; after the last index, all have ended.
     turn: usize,
     /// When its pods must have ended; set once they were ordered to stop.
@@ -30,20 +38,20 @@ pub(crate) struct Shutdown {
 impl Pods {
     /// Sets the groups in which pods end at a shutdown; without groups the machine does not wait for pods.
     pub(crate) fn plan_shutdown(&mut self, groups: Vec<ShutdownGroup>) {
-        self.shutdown_groups = groups;
+        self.shutdown.groups = groups;
     }
 
     /// The machine is shutting down, or the shutdown was cancelled.
     pub(crate) fn machine_stops(&mut self, stops: bool, actions: &mut Vec<PodAction>) {
         let line = |text: &str| PodAction::Log(Level::Info, text.to_owned());
-        match (stops, &self.shutdown) {
+        match (stops, &self.shutdown.under_way) {
             (true, None) => {
                 actions.push(line("the machine is shutting down: pods end, by priority"));
-                self.shutdown = Some(Shutdown { turn: 0, until: None, is_let_go: false });
+                self.shutdown.under_way = Some(Stage { turn: 0, until: None, is_let_go: false });
             }
             (false, Some(_)) => {
                 actions.push(line("the machine does not shut down after all: pods go on"));
-                self.shutdown = None;
+                self.shutdown.under_way = None;
                 for life in self.lives.values_mut() {
                     life.shutdown = None;
                     life.is_dirty = true;
@@ -54,24 +62,27 @@ impl Pods {
     }
 
     pub(crate) fn shutdown_deadline(&self) -> Option<Duration> {
-        self.shutdown.as_ref().filter(|shutdown| !shutdown.is_let_go)?.until
+        self.shutdown.under_way.as_ref().filter(|shutdown| !shutdown.is_let_go)?.until
     }
 
     /// Whether pods are no longer admitted because of a shutdown.
     pub(crate) fn is_shutting_down(&self) -> bool {
-        self.shutdown.is_some()
+        self.shutdown.under_way.is_some()
     }
 
     /// Starts the next group once the previous one has ended.
     pub(crate) fn see_to_shutdown(&mut self, now: Now, actions: &mut Vec<PodAction>) {
-        let Some(mut shutdown) = self.shutdown.clone().filter(|shutdown| !shutdown.is_let_go) else { return };
+        let Some(mut shutdown) = self.shutdown.under_way.clone().filter(|shutdown| !shutdown.is_let_go)
+        else {
+            return;
+        };
         // pods that may not be stopped, or are not known yet, must not delay the shutdown
         if !self.is_ready() || self.is_held != Some(false) {
             shutdown.is_let_go = true;
             actions.push(PodAction::LetMachineStop);
         }
-        while let Some(group) = self.shutdown_groups.get(shutdown.turn).filter(|_| !shutdown.is_let_go) {
-            let (priorities, turn) = (&self.shutdown_groups, shutdown.turn);
+        while let Some(group) = self.shutdown.groups.get(shutdown.turn).filter(|_| !shutdown.is_let_go) {
+            let (priorities, turn) = (&self.shutdown.groups, shutdown.turn);
             let is_of_it =
                 |life: &Life| group_of(priorities, life) == turn && life.verdict == Verdict::Admitted;
             let until = *shutdown.until.get_or_insert(now.mono.saturating_add(group.grace));
@@ -85,7 +96,7 @@ impl Pods {
                 runs |= life.may_run();
             }
             if runs && now.mono < until {
-                self.shutdown = Some(shutdown);
+                self.shutdown.under_way = Some(shutdown);
                 return;
             }
             (shutdown.turn, shutdown.until) = (shutdown.turn.saturating_add(1), None);
@@ -97,7 +108,7 @@ impl Pods {
             shutdown.is_let_go = true;
             actions.push(PodAction::LetMachineStop);
         }
-        self.shutdown = Some(shutdown);
+        self.shutdown.under_way = Some(shutdown);
     }
 }
 
