@@ -162,7 +162,7 @@ impl Pods {
                 }
             }
             Step::Collecting { until, has_images } => {
-                let has_logs = |life: &Life| life.gives_up_logs && life.swept != Swept::All;
+                let has_logs = |life: &Life| life.sandbox.gives_up_logs && life.sandbox.swept != Swept::All;
                 let is_done = !has_images && !self.lives.values().any(has_logs);
                 if is_done || *until <= now.mono {
                     self.look_anew(actions);
@@ -202,9 +202,9 @@ impl Pods {
                 Step::Collecting { until: now.mono.saturating_add(COLLECTION), has_images: true };
             actions.push(PodAction::CollectImages(Thresholds::ALL_UNUSED));
             // the runtime keeps no container of them: it removed these when the pods had finished
-            let had_runs = |life: &&mut Life| life.verdict == Verdict::Admitted && life.is_down();
+            let had_runs = |life: &&mut Life| life.admission.verdict == Verdict::Admitted && life.is_down();
             for life in self.lives.values_mut().filter(had_runs) {
-                (life.gives_up_logs, life.is_dirty) = (true, true);
+                (life.sandbox.gives_up_logs, life.is_dirty) = (true, true);
             }
             return;
         }
@@ -223,7 +223,8 @@ impl Pods {
             return false;
         }
         let ends = self.lives.values().filter_map(|life| {
-            let failed = life.failed.as_ref().filter(|failed| failed.reason == EVICTED && !has_gone(life))?;
+            let failed =
+                life.ending.failed.as_ref().filter(|failed| failed.reason == EVICTED && !has_gone(life))?;
             Some((failed.grace_left(now.mono), life.uid.clone()))
         });
         let Some((grace, pod)) = ends.max() else { return false };
@@ -328,7 +329,7 @@ impl Pods {
 }
 
 fn is_living(life: &Life) -> bool {
-    life.pod.is_some() && life.verdict == Verdict::Admitted && !life.is_over() && life.has_begun()
+    life.pod.is_some() && life.admission.verdict == Verdict::Admitted && !life.is_over() && life.has_begun()
 }
 
 fn priority(life: &Life) -> i64 {
@@ -349,7 +350,7 @@ fn is_limited(life: &Life) -> bool {
 
 /// Whether an evicted pod has ended and its files are removed.
 fn has_gone(life: &Life) -> bool {
-    life.is_down() && life.swept != Swept::No
+    life.is_down() && life.sandbox.swept != Swept::No
 }
 
 fn evict(

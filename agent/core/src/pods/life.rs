@@ -54,8 +54,21 @@ pub(crate) struct End {
 }
 
 /// The pod's own part: network, volumes, cgroup.
+#[derive(Debug, Clone)]
+pub(crate) struct Sandbox {
+    pub(crate) state: SandboxState,
+    pub(crate) retry: Retry,
+    pub(crate) network: PodNetwork,
+    /// Its network could not be made: containers that still run are in one that was lost.
+    pub(crate) is_apart: bool,
+    pub(crate) swept: Swept,
+    /// The disk is short and the pod has finished, so its logs are removed too.
+    pub(crate) gives_up_logs: bool,
+}
+
+/// Whether it exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sandbox {
+pub(crate) enum SandboxState {
     Absent,
     /// Partly made or removed.
     Half,
@@ -81,6 +94,51 @@ pub(crate) enum Verdict {
     Pending,
     Admitted,
     Rejected(Rejection),
+}
+
+/// Whether the pod may run here, and what keeps that open.
+#[derive(Debug, Clone)]
+pub(crate) struct Admission {
+    pub(crate) verdict: Verdict,
+    /// The known labels of the Node do not fit the pod; carries the number of the Node's reading that
+    /// decides.
+    pub(crate) doubt: Option<u64>,
+    /// The API server's spec has other resources than the pod was admitted with.
+    pub(crate) awaits_resize: bool,
+}
+
+/// Why the pod ends, or will.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ending {
+    /// Its end was asked for: the pod goes, and its object with it.
+    pub(crate) asked: Option<End>,
+    /// Set if the node ends the pod while its object stays.
+    pub(crate) failed: Option<Failed>,
+    /// The grace period of its containers while the machine shuts down.
+    pub(crate) shutdown: Option<End>,
+    /// The running time of a pod with a deadline; `None` for others.
+    pub(crate) active: Option<Active>,
+    /// The API server showed the pod as finished when it was first seen, and this node has no newer result.
+    pub(crate) is_finished_elsewhere: bool,
+}
+
+/// What a pod that does not start waits for, and the last word about it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Waits {
+    /// Why it does not start; `None` if it has started or waits for nothing.
+    pub(crate) hindrance: Option<Hindrance>,
+    /// Since when a start has been waiting for objects.
+    pub(crate) for_objects_since: Option<Duration>,
+    /// The last Event about the pod as a whole, so that it is not repeated.
+    pub(crate) announced: String,
+}
+
+/// The pod's probes together.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Probing {
+    /// When the next one is due.
+    pub(crate) wake: Option<Duration>,
+    pub(crate) news: ProbeNews,
 }
 
 /// Why a pod does not start, by the last step that failed or waits.
@@ -238,51 +296,24 @@ pub(crate) struct Life {
     /// `None` if the pod was only found in the runtime.
     pub(crate) pod: Option<Rc<Pod>>,
     pub(crate) api: Option<InApi>,
-    pub(crate) verdict: Verdict,
-    /// The known labels of the Node do not fit the pod; carries the number of the Node's reading that
-    /// decides.
-    pub(crate) doubt: Option<u64>,
-    /// The API server's spec has other resources than the pod was admitted with.
-    pub(crate) awaits_resize: bool,
-    pub(crate) end: Option<End>,
-    /// Set if the node ends the pod while its object stays.
-    pub(crate) failed: Option<Failed>,
-    /// The grace period of its containers while the machine shuts down.
-    pub(crate) shutdown: Option<End>,
-    /// The running time of a pod with a deadline; `None` for others.
-    pub(crate) active: Option<Active>,
+    pub(crate) admission: Admission,
+    pub(crate) ending: Ending,
     pub(crate) sandbox: Sandbox,
-    pub(crate) sandbox_retry: Retry,
-    /// Its network could not be made: containers that still run are in one that was lost.
-    pub(crate) is_apart: bool,
-    /// Why it does not start; `None` if it has started or waits for nothing.
-    pub(crate) hindrance: Option<Hindrance>,
-    /// Since when a start has been waiting for objects.
-    pub(crate) awaits_objects: Option<Duration>,
-    pub(crate) swept: Swept,
-    /// The disk is short and the pod has finished, so its logs are removed too.
-    pub(crate) gives_up_logs: bool,
-    pub(crate) network: PodNetwork,
+    pub(crate) waits: Waits,
     pub(crate) files: Files,
     pub(crate) tokens: Tokens,
     pub(crate) image_volumes: ImageVolumes,
     /// Images for the pod that will replace this one.
     pub(crate) ahead: Ahead,
+    pub(crate) probing: Probing,
     pub(crate) containers: SortedMap<String, ContainerLife>,
     /// The exits of containers that are not started again.
     pub(crate) results: SortedMap<String, Exit>,
     pub(crate) saved: Saved,
-    /// The API server showed the pod as finished when it was first seen, and this node has no newer result.
-    pub(crate) is_finished_elsewhere: bool,
-    /// The last Event about the pod as a whole, so that it is not repeated.
-    pub(crate) announced: String,
     /// The pod needs a look now.
     pub(crate) is_dirty: bool,
     /// When the pod needs its next look.
     pub(crate) wake: Option<Duration>,
-    /// When the next probe is due.
-    pub(crate) probe_wake: Option<Duration>,
-    pub(crate) probe_news: ProbeNews,
 }
 
 /// The input of a decision about one pod, and the actions that follow from it.
@@ -311,34 +342,27 @@ impl Life {
             origin,
             pod: None,
             api: None,
-            verdict: Verdict::Pending,
-            doubt: None,
-            awaits_resize: false,
-            end: None,
-            failed: None,
-            shutdown: None,
-            active: None,
-            sandbox: Sandbox::Absent,
-            sandbox_retry: Retry::default(),
-            is_apart: false,
-            hindrance: None,
-            awaits_objects: None,
-            swept: Swept::No,
-            gives_up_logs: false,
-            network: PodNetwork::default(),
+            admission: Admission { verdict: Verdict::Pending, doubt: None, awaits_resize: false },
+            ending: Ending::default(),
+            sandbox: Sandbox {
+                state: SandboxState::Absent,
+                retry: Retry::default(),
+                network: PodNetwork::default(),
+                is_apart: false,
+                swept: Swept::No,
+                gives_up_logs: false,
+            },
+            waits: Waits::default(),
             files: Files::default(),
             tokens: Tokens::default(),
             image_volumes: ImageVolumes::default(),
             ahead: Ahead::default(),
+            probing: Probing::default(),
             containers: SortedMap::new(),
             results: SortedMap::new(),
             saved: Saved::default(),
-            is_finished_elsewhere: false,
-            announced: String::new(),
             is_dirty: true,
             wake: None,
-            probe_wake: None,
-            probe_news: ProbeNews::default(),
         }
     }
 
@@ -360,7 +384,7 @@ impl Life {
 
     /// Whether the runtime has, or may have, a part of it.
     pub(crate) fn has_begun(&self) -> bool {
-        self.sandbox != Sandbox::Absent || self.containers.values().any(ContainerLife::has_rest)
+        self.sandbox.state != SandboxState::Absent || self.containers.values().any(ContainerLife::has_rest)
     }
 
     /// Schedules the next look for this time at the latest.
@@ -370,7 +394,7 @@ impl Life {
 
     /// Requests the pod's end; a later request may only shorten the grace period.
     pub(crate) fn end(&mut self, now: Now, grace: Duration) {
-        let end = self.end.get_or_insert(End { grace, since: now.mono });
+        let end = self.ending.asked.get_or_insert(End { grace, since: now.mono });
         if now.mono.saturating_add(grace) < end.since.saturating_add(end.grace) {
             *end = End { grace, since: now.mono };
         }
@@ -386,12 +410,14 @@ impl Life {
 
     /// Whether no container will be started any more, because the pod was rejected, has finished or ends.
     pub(crate) fn is_over(&self) -> bool {
-        self.end.is_some() || self.is_finished()
+        self.ending.asked.is_some() || self.is_finished()
     }
 
     /// Whether its containers have completed, or the pod may not run.
     pub(crate) fn is_finished(&self) -> bool {
-        if self.is_finished_elsewhere || self.failed.is_some() || matches!(self.verdict, Verdict::Rejected(_))
+        if self.ending.is_finished_elsewhere
+            || self.ending.failed.is_some()
+            || matches!(self.admission.verdict, Verdict::Rejected(_))
         {
             return true;
         }
@@ -449,7 +475,7 @@ impl Life {
     pub(crate) fn note_results(&mut self) {
         let Some(pod) = self.pod.clone() else { return };
         // a container that ends because of a shutdown has not completed its work
-        if self.end.is_some() || self.failed.is_some() || self.shutdown.is_some() {
+        if self.ending.asked.is_some() || self.ending.failed.is_some() || self.ending.shutdown.is_some() {
             return;
         }
         let policy = pod.spec.restart_policy;
@@ -467,7 +493,7 @@ impl Life {
             let Some(exit) = exit else { continue };
             let is_final = match is_init(spec) {
                 true => exit.code != 0 && policy == RestartPolicy::Never,
-                false => self.is_finished_elsewhere || !restarts_after(policy, exit.code),
+                false => self.ending.is_finished_elsewhere || !restarts_after(policy, exit.code),
             };
             // also corrects an unknown result: another client finished the pod while the container ran
             let known = self.results.get(&spec.name);
@@ -491,8 +517,8 @@ impl Life {
             Command::PreparePod(_) => self.prepare_failed(now, failure, actions),
             Command::UpdateVolumes(_) => self.update_failed(now, failure, actions),
             Command::RemovePod(_) => {
-                self.sandbox = Sandbox::Half;
-                self.sandbox_retry.failed(now.mono);
+                self.sandbox.state = SandboxState::Half;
+                self.sandbox.retry.failed(now.mono);
                 self.announce(
                     true,
                     "FailedKillPod",
@@ -526,9 +552,9 @@ impl Life {
     }
 
     fn prepare_failed(&mut self, now: Now, failure: &Failure, actions: &mut Vec<PodAction>) {
-        self.sandbox = Sandbox::Half;
-        self.sandbox_retry.failed(now.mono);
-        self.is_apart |= failure.reason == FailureReason::Network;
+        self.sandbox.state = SandboxState::Half;
+        self.sandbox.retry.failed(now.mono);
+        self.sandbox.is_apart |= failure.reason == FailureReason::Network;
         let message = &failure.message;
         match failure.reason {
             FailureReason::Volume => {
@@ -571,8 +597,8 @@ impl Life {
         failure: &Failure,
         actions: &mut Vec<PodAction>,
     ) {
-        if failure.reason == FailureReason::Unprepared && self.sandbox == Sandbox::Ready {
-            self.sandbox = Sandbox::Half;
+        if failure.reason == FailureReason::Unprepared && self.sandbox.state == SandboxState::Ready {
+            self.sandbox.state = SandboxState::Half;
         }
         let is_config = failure.reason == FailureReason::Config;
         let reason = if is_config { "CreateContainerConfigError" } else { "CreateContainerError" };
@@ -664,13 +690,13 @@ impl Life {
         actions: &mut Vec<PodAction>,
     ) {
         let message = kedge_api::excerpt_of(&message, EVENT_CHARS);
-        let before = self.hindrance.take();
+        let before = self.waits.hindrance.take();
         if before.as_ref().is_none_or(|before| before.reason != reason || before.message != message) {
             let line = format!("pod {}/{} waits: {reason}: {message}", self.namespace, self.name);
             actions.push(PodAction::Log(Level::Info, line));
         }
         let since = before.filter(|before| before.reason == reason).map_or(now.wall, |before| before.since);
-        self.hindrance = Some(Hindrance { reason, message, since });
+        self.waits.hindrance = Some(Hindrance { reason, message, since });
     }
 
     /// Records an Event about the pod, unless it equals the last one.
@@ -682,8 +708,8 @@ impl Life {
         actions: &mut Vec<PodAction>,
     ) {
         let text = format!("{reason} {message}");
-        if self.announced != text {
-            self.announced = text;
+        if self.waits.announced != text {
+            self.waits.announced = text;
             self.record_event(String::new(), is_warning, reason, message, actions);
         }
     }
@@ -716,7 +742,7 @@ impl Life {
         if let Some(api) = self.api.as_ref().filter(|api| !api.is_deleted) {
             let message = kedge_api::excerpt_of(&message, EVENT_CHARS);
             let pod = api.reference.clone();
-            let hinders = self.hindrance.as_ref().is_some_and(|it| it.reason == reason);
+            let hinders = self.waits.hindrance.as_ref().is_some_and(|it| it.reason == reason);
             let has_run = || self.containers.values().any(|container| container.run.is_some());
             let is_urgent = is_warning && (hinders || (!field_path.is_empty() && !has_run()));
             let news = PodNews { pod, field_path, is_warning, is_urgent, reason, message };

@@ -193,9 +193,9 @@ impl Mirrors {
         self.forget_lost(lives);
         let key_of = |life: &Life| (life.namespace.clone(), life.name.clone());
         let all = || lives.values().filter(|life| life.is_static());
-        let running = all().filter(|life| life.end.is_none());
+        let running = all().filter(|life| life.ending.asked.is_none());
         let wanted: SortedMap<Key, PodUid> = running.map(|life| (key_of(life), life.uid.clone())).collect();
-        let ending: SortedSet<Key> = all().filter(|life| life.end.is_some()).map(key_of).collect();
+        let ending: SortedSet<Key> = all().filter(|life| life.ending.asked.is_some()).map(key_of).collect();
         for (key, mirror) in &mut self.shown {
             let is_right = wanted.get(key).is_some_and(|uid| uid.as_str() == mirror.hash);
             let is_leaving = mirror.is_leaving();

@@ -74,7 +74,7 @@ use crate::sorted::{SortedMap, SortedSet};
 use desired::Desired;
 use failing::{Active, Failed};
 use kedge_api::STATIC_PATH_ANNOTATION;
-use life::{Context, Life, Origin, Sandbox, Verdict};
+use life::{Context, Life, Origin, SandboxState, Verdict};
 use listing::{Early, Listing};
 use mirrors::Mirrors;
 use objects::KnownObjects;
@@ -190,7 +190,7 @@ impl Pods {
     pub fn next_deadline(&self) -> Option<Duration> {
         let is_ready = self.is_ready();
         let lives = self.lives.values().filter(|_| is_ready);
-        let wake = |life: &Life| life.wake.into_iter().chain(life.probe_wake).min();
+        let wake = |life: &Life| life.wake.into_iter().chain(life.probing.wake).min();
         let lives = lives.filter_map(|life| if life.is_dirty { Some(Duration::ZERO) } else { wake(life) });
         let may_evict = is_ready && self.is_held == Some(false);
         let eviction = self.eviction_deadline().filter(|_| may_evict);
@@ -444,11 +444,12 @@ impl Pods {
         life.origin = origin;
         life.namespace.clone_from(&pod.namespace);
         life.name.clone_from(&pod.name);
-        life.verdict = record.rejected.map_or(Verdict::Admitted, Verdict::Rejected);
+        life.admission.verdict = record.rejected.map_or(Verdict::Admitted, Verdict::Rejected);
         life.results = record.results;
-        life.failed = failed;
-        life.active = active_since.map(|since| Active::since(since, pod.created, now));
-        life.end = record.ended.map(|secs| life::End { grace: Duration::from_secs(secs), since: now.mono });
+        life.ending.failed = failed;
+        life.ending.active = active_since.map(|since| Active::since(since, pod.created, now));
+        life.ending.asked =
+            record.ended.map(|secs| life::End { grace: Duration::from_secs(secs), since: now.mono });
         life.pod = Some(Rc::new(pod));
         life.saved.durable = Some(durable);
         life.saved.is_stale = true;
@@ -466,10 +467,11 @@ impl Pods {
                 life.namespace.clone_from(&found.namespace);
                 life.name.clone_from(&found.name);
             }
-            if !matches!(life.sandbox, Sandbox::Preparing | Sandbox::Removing { .. }) {
-                life.sandbox = if found.network.is_some() { Sandbox::Ready } else { Sandbox::Half };
+            if !matches!(life.sandbox.state, SandboxState::Preparing | SandboxState::Removing { .. }) {
+                life.sandbox.state =
+                    if found.network.is_some() { SandboxState::Ready } else { SandboxState::Half };
             }
-            life.network = found.network.clone().unwrap_or_default();
+            life.sandbox.network = found.network.clone().unwrap_or_default();
         }
         for observation in &inventory.containers {
             // the earlier process has already recorded Events about its own commands
@@ -638,7 +640,7 @@ impl Pods {
                 Origin::Found { node_uid: bound } => !bound.is_empty() && bound != node_uid,
                 Origin::Static { .. } => false,
             };
-            if !is_orphan || life.uid == pod.uid || life.end.is_some() {
+            if !is_orphan || life.uid == pod.uid || life.ending.asked.is_some() {
                 continue;
             }
             let own = life.pod.as_ref().and_then(|pod| pod.controller.as_ref());
@@ -742,7 +744,7 @@ impl Pods {
                 // see `end_lost_statics`
                 Origin::Found { .. } | Origin::Api { .. } => false,
             };
-            if ends && life.end.is_none() {
+            if ends && life.ending.asked.is_none() {
                 let grace = life.own_grace();
                 life.end(now, grace);
             }
@@ -760,7 +762,7 @@ impl Pods {
     fn end_lost_statics(&mut self, now: Now) {
         let is_lost = |life: &&Life| {
             let is_static = matches!(&life.origin, Origin::Found { node_uid } if node_uid.is_empty());
-            is_static && !life.name.is_empty() && life.end.is_none() && self.statics.are_read()
+            is_static && !life.name.is_empty() && life.ending.asked.is_none() && self.statics.are_read()
         };
         let has_gone = |life: &&Life| {
             self.statics.have_name(&life.namespace, &life.name)
@@ -794,8 +796,8 @@ impl Pods {
             self.statics.results.remove(uid)
         {
             life.results.extend(results);
-            life.failed = life.failed.take().or(failed);
-            life.active = active_since.map(|since| Active::since(since, None, now));
+            life.ending.failed = life.ending.failed.take().or(failed);
+            life.ending.active = active_since.map(|since| Active::since(since, None, now));
             life.saved.durable = Some(durable);
             life.saved.is_stale = true;
             life.is_dirty = true;
@@ -807,7 +809,7 @@ impl Pods {
     /// When the Node is read for pods whose verdict waits for it.
     fn node_reading_due(&self) -> Option<Duration> {
         let NodeReading { ordered, done, not_before } = self.node_reading;
-        let waits = |life: &Life| life.doubt.is_some_and(|doubt| doubt > ordered);
+        let waits = |life: &Life| life.admission.doubt.is_some_and(|doubt| doubt > ordered);
         (done == ordered && self.lives.values().any(waits)).then_some(not_before)
     }
 
@@ -830,7 +832,8 @@ impl Pods {
         self.end_lost_statics(now);
         self.use_logs(now);
         let may_run = self.is_held == Some(false);
-        for life in self.lives.values_mut().filter(|life| life.probe_wake.is_some_and(|at| at <= now.mono)) {
+        for life in self.lives.values_mut().filter(|life| life.probing.wake.is_some_and(|at| at <= now.mono))
+        {
             life.see_to_probes(now, self.node.as_ref(), may_run, actions);
         }
         if may_run && !self.is_shutting_down() {
@@ -917,7 +920,7 @@ impl Pods {
         };
         life.note_results();
         life.announce_lost(ctx.actions);
-        if life.end.is_none() && !is_held {
+        if life.ending.asked.is_none() && !is_held {
             life.admit(&mut ctx);
             life.see_to_deadline(&mut ctx);
         }
@@ -933,7 +936,7 @@ impl Pods {
         if !is_held {
             if life.is_over() {
                 life.go_down(&mut ctx);
-            } else if life.shutdown.is_some() {
+            } else if life.ending.shutdown.is_some() {
                 life.shut_down(&mut ctx);
             } else {
                 life.go_up(&mut ctx);
@@ -963,7 +966,7 @@ impl Pods {
     fn make_way(&mut self, namespace: &str) {
         for life in self.lives.values_mut() {
             let waits = life.namespace == namespace && !life.has_begun() && !life.is_over();
-            let is_unjudged = life.verdict == Verdict::Pending && life.end.is_none();
+            let is_unjudged = life.admission.verdict == Verdict::Pending && life.ending.asked.is_none();
             life.is_dirty |= waits || is_unjudged;
         }
     }
@@ -1002,14 +1005,14 @@ impl Pods {
             Origin::Api { node_uid: bound } | Origin::Found { node_uid: bound } => bound == node_uid,
             Origin::Static { .. } => false,
         };
-        let is_listed = |life: &Life| listed.contains(life.uid.as_str()) || life.end.is_some();
+        let is_listed = |life: &Life| listed.contains(life.uid.as_str()) || life.ending.asked.is_some();
         self.desired.is_read && self.has_inventory && self.lives.values().filter(is_bound_here).all(is_listed)
     }
 
     /// Whether pods of another Node still run here.
     pub(crate) fn has_orphans(&self) -> bool {
         let Some(node_uid) = &self.listing.node_uid else { return false };
-        self.lives.values().any(|life| life.end.is_none() && is_orphan(life, node_uid))
+        self.lives.values().any(|life| life.ending.asked.is_none() && is_orphan(life, node_uid))
     }
 
     /// For `kedge pods` and the local endpoint.

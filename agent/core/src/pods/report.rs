@@ -75,9 +75,9 @@ impl Life {
     }
 
     pub(crate) fn for_people(&self, is_orphaned: bool) -> PodReport {
-        let rejected = match &self.verdict {
+        let rejected = match &self.admission.verdict {
             Verdict::Rejected(rejection) => Some(format!("{}: {}", rejection.reason, rejection.message)),
-            _ => self.failed.as_ref().map(|failed| format!("{}: {}", failed.reason, failed.message)),
+            _ => self.ending.failed.as_ref().map(|failed| format!("{}: {}", failed.reason, failed.message)),
         };
         let container = |(name, container): (&String, &ContainerLife)| ContainerReport {
             name: name.clone(),
@@ -110,7 +110,7 @@ impl Life {
                 Origin::Found { .. } => "runtime",
             },
             is_orphaned,
-            is_ending: self.end.is_some(),
+            is_ending: self.ending.asked.is_some(),
             rejected,
             ready,
             counted,

@@ -53,7 +53,7 @@ impl Pods {
                 actions.push(line("the machine does not shut down after all: pods go on"));
                 self.shutdown.under_way = None;
                 for life in self.lives.values_mut() {
-                    life.shutdown = None;
+                    life.ending.shutdown = None;
                     life.is_dirty = true;
                 }
             }
@@ -83,14 +83,15 @@ impl Pods {
         }
         while let Some(group) = self.shutdown.groups.get(shutdown.turn).filter(|_| !shutdown.is_let_go) {
             let (priorities, turn) = (&self.shutdown.groups, shutdown.turn);
-            let is_of_it =
-                |life: &Life| group_of(priorities, life) == turn && life.verdict == Verdict::Admitted;
+            let is_of_it = |life: &Life| {
+                group_of(priorities, life) == turn && life.admission.verdict == Verdict::Admitted
+            };
             let until = *shutdown.until.get_or_insert(now.mono.saturating_add(group.grace));
             let mut runs = false;
             for life in self.lives.values_mut().filter(|life| is_of_it(life)) {
-                if life.shutdown.is_none() {
+                if life.ending.shutdown.is_none() {
                     let grace = life.own_grace().min(group.grace);
-                    life.shutdown = Some(End { grace, since: now.mono });
+                    life.ending.shutdown = Some(End { grace, since: now.mono });
                     life.is_dirty = true;
                 }
                 runs |= life.may_run();

@@ -5,7 +5,7 @@ use crate::pods::admission::Rejection;
 use crate::pods::event::ContainerState;
 use crate::pods::in_api::InApi;
 use crate::pods::keys::ContainerKey;
-use crate::pods::life::{Doing, Life, Origin, Sandbox, Verdict};
+use crate::pods::life::{Doing, Life, Origin, SandboxState, Verdict};
 use crate::pods::mirrors::reference_of;
 use crate::pods::resizing;
 use crate::pods::spec::Pod;
@@ -32,8 +32,8 @@ impl Life {
         self.namespace.clone_from(&pod.namespace);
         self.name.clone_from(&pod.name);
         let admitted =
-            self.pod.as_ref().filter(|known| self.verdict == Verdict::Admitted && !known.is_slim());
-        self.awaits_resize = admitted.is_some_and(|known| resizing::keep_admitted(&mut pod, known));
+            self.pod.as_ref().filter(|known| self.admission.verdict == Verdict::Admitted && !known.is_slim());
+        self.admission.awaits_resize = admitted.is_some_and(|known| resizing::keep_admitted(&mut pod, known));
         let is_new_spec = self.pod.as_ref().is_none_or(|known| known.raw_spec != pod.raw_spec);
         self.saved.is_stale |= is_new_spec;
         let is_known = |known: &Rc<Pod>| known.labels == pod.labels && known.annotations == pod.annotations;
@@ -49,9 +49,9 @@ impl Life {
                 self.learn(&object["status"]);
             }
         }
-        if let Some(why) = problem.filter(|_| self.verdict == Verdict::Pending) {
+        if let Some(why) = problem.filter(|_| self.admission.verdict == Verdict::Pending) {
             let reason = "UnexpectedAdmissionError".to_owned();
-            self.verdict = Verdict::Rejected(Rejection { reason, message: why });
+            self.admission.verdict = Verdict::Rejected(Rejection { reason, message: why });
         }
         self.ends_if_deleted(now, deletion);
     }
@@ -107,8 +107,8 @@ impl Life {
 
     /// The runtime has reported everything it has: other runs no longer exist.
     pub(crate) fn forget_unseen(&mut self, now: Now, seen: &SortedSet<&ContainerKey>, is_prepared: bool) {
-        if !is_prepared && matches!(self.sandbox, Sandbox::Ready | Sandbox::Half) {
-            self.sandbox = Sandbox::Absent;
+        if !is_prepared && matches!(self.sandbox.state, SandboxState::Ready | SandboxState::Half) {
+            self.sandbox.state = SandboxState::Absent;
         }
         let uid = self.uid.clone();
         for (name, container) in &mut self.containers {

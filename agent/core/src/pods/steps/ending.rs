@@ -8,7 +8,7 @@
 
 use crate::pods::event::PodAction;
 use crate::pods::keys::ContainerKey;
-use crate::pods::life::{ContainerLife, Context, Doing, Life, Sandbox, Swept, Verdict};
+use crate::pods::life::{ContainerLife, Context, Doing, Life, SandboxState, Swept, Verdict};
 use std::time::Duration;
 
 /// The shortest time between the signal and KILL: kubelet's `minimumGracePeriodInSeconds`.
@@ -17,11 +17,11 @@ const LEAST_GRACE: Duration = Duration::from_secs(2);
 impl Life {
     /// Gives the next steps of a pod that ends or has finished.
     pub(crate) fn go_down(&mut self, ctx: &mut Context<'_>) {
-        if matches!(self.verdict, Verdict::Rejected(_)) && self.end.is_none() {
+        if matches!(self.admission.verdict, Verdict::Rejected(_)) && self.ending.asked.is_none() {
             return;
         }
         // the end must be on disk first: an agent that is killed meanwhile has to continue with the same end
-        if self.end.is_none() && !self.is_failure_settled() {
+        if self.ending.asked.is_none() && !self.is_failure_settled() {
             return;
         }
         self.stop_containers(ctx);
@@ -30,7 +30,7 @@ impl Life {
         }
         // the containers' remains are the evidence, so they stay until the end is reported or their results
         // are recorded
-        let is_known = match (&self.end, &self.failed) {
+        let is_known = match (&self.ending.asked, &self.ending.failed) {
             (Some(_), _) => self.is_end_reported(),
             (None, Some(_)) => self.is_failure_settled(),
             (None, None) => self.is_recorded(),
@@ -94,10 +94,11 @@ impl Life {
     }
 
     fn grace_left(&self, now: Duration) -> Duration {
-        let of_end = self.end.as_ref().map(|end| end.grace.saturating_sub(now.saturating_sub(end.since)));
-        let of_failure = self.failed.as_ref().map(|failed| failed.grace_left(now));
+        let of_end =
+            self.ending.asked.as_ref().map(|end| end.grace.saturating_sub(now.saturating_sub(end.since)));
+        let of_failure = self.ending.failed.as_ref().map(|failed| failed.grace_left(now));
         let of_shutdown =
-            self.shutdown.as_ref().map(|end| end.grace.saturating_sub(now.saturating_sub(end.since)));
+            self.ending.shutdown.as_ref().map(|end| end.grace.saturating_sub(now.saturating_sub(end.since)));
         let left = of_end.into_iter().chain(of_failure).chain(of_shutdown).min();
         left.unwrap_or_else(|| self.own_grace()).max(LEAST_GRACE)
     }
@@ -205,30 +206,30 @@ impl Life {
 
     /// Removes the pod's own part; also its logs if the pod ends or the disk is short.
     fn sweep(&mut self, ctx: &mut Context<'_>) {
-        let gives_up_logs = self.end.is_some() || self.gives_up_logs;
+        let gives_up_logs = self.ending.asked.is_some() || self.sandbox.gives_up_logs;
         let goal = if gives_up_logs { Swept::All } else { Swept::KeptLogs };
-        if matches!(self.sandbox, Sandbox::Preparing | Sandbox::Removing { .. })
-            || self.swept == goal
-            || self.swept == Swept::All
+        if matches!(self.sandbox.state, SandboxState::Preparing | SandboxState::Removing { .. })
+            || self.sandbox.swept == goal
+            || self.sandbox.swept == Swept::All
         {
             return;
         }
-        if !self.sandbox_retry.is_due(ctx.now.mono) {
-            self.wake_at(self.sandbox_retry.due());
+        if !self.sandbox.retry.is_due(ctx.now.mono) {
+            self.wake_at(self.sandbox.retry.due());
             return;
         }
         let keep_logs = goal == Swept::KeptLogs;
-        self.sandbox = Sandbox::Removing { keep_logs };
+        self.sandbox.state = SandboxState::Removing { keep_logs };
         ctx.actions.push(PodAction::RemovePod { pod: self.uid.clone(), keep_logs });
     }
 
     /// Notes that the pod's own part was removed.
     pub(crate) fn removed(&mut self) {
         self.is_dirty = true;
-        let kept_logs = self.sandbox == Sandbox::Removing { keep_logs: true };
-        self.swept = if kept_logs { Swept::KeptLogs } else { Swept::All };
-        self.sandbox = Sandbox::Absent;
-        self.sandbox_retry.succeeded();
+        let kept_logs = self.sandbox.state == SandboxState::Removing { keep_logs: true };
+        self.sandbox.swept = if kept_logs { Swept::KeptLogs } else { Swept::All };
+        self.sandbox.state = SandboxState::Absent;
+        self.sandbox.retry.succeeded();
     }
 
     /// Whether the pod is over and none of its containers runs or is about to run.
@@ -255,7 +256,7 @@ impl Life {
 
     /// Whether all parts of the pod that the runtime had are removed.
     pub(crate) fn is_swept(&self) -> bool {
-        self.swept == Swept::All && !self.has_begun()
+        self.sandbox.swept == Swept::All && !self.has_begun()
     }
 }
 

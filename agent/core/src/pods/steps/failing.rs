@@ -10,8 +10,8 @@ use std::time::Duration;
 impl Life {
     /// Notes that the pod has failed, so that the node ends it.
     pub(crate) fn fail(&mut self, failed: Failed) {
-        if self.failed.is_none() && !self.is_over() {
-            self.failed = Some(failed);
+        if self.ending.failed.is_none() && !self.is_over() {
+            self.ending.failed = Some(failed);
             self.saved.is_stale = true;
             self.is_dirty = true;
         }
@@ -19,18 +19,19 @@ impl Life {
 
     /// Fails a pod whose `activeDeadlineSeconds` are over.
     pub(crate) fn see_to_deadline(&mut self, ctx: &mut Context<'_>) {
-        let Some(pod) = self.pod.clone().filter(|_| self.verdict == Verdict::Admitted && !self.is_over())
+        let Some(pod) =
+            self.pod.clone().filter(|_| self.admission.verdict == Verdict::Admitted && !self.is_over())
         else {
             return;
         };
         let Some(secs) = pod.spec.active_deadline_seconds else { return };
-        let active = match self.active.clone() {
+        let active = match self.ending.active.clone() {
             Some(active) => active,
             None => {
                 let told = self.api.as_ref().and_then(|api| api.status["startTime"].as_str());
                 let told = told.and_then(|text| Timestamp::parse(text).ok());
                 let active = Active::since(told.unwrap_or(ctx.now.wall), pod.created, ctx.now);
-                self.active = Some(active.clone());
+                self.ending.active = Some(active.clone());
                 self.saved.is_stale = true;
                 active
             }
@@ -55,6 +56,6 @@ impl Life {
     /// Whether the failure is on disk, or the disk accepts no record: a full disk must not keep the pod that
     /// fills it.
     pub(crate) fn is_failure_settled(&self) -> bool {
-        self.failed.is_none() || self.is_recorded() || self.is_record_refused()
+        self.ending.failed.is_none() || self.is_recorded() || self.is_record_refused()
     }
 }

@@ -71,7 +71,7 @@ impl Life {
     /// Runs postStart hooks that are due, and stops waiting for preStop hooks whose time is over.
     pub(crate) fn see_to_hooks(&mut self, ctx: &mut Context<'_>) {
         let Some(pod) = self.pod.clone() else { return };
-        let is_ending = self.end.is_some();
+        let is_ending = self.ending.asked.is_some();
         for spec in pod.spec.all_containers() {
             let Some(container) = self.containers.get_mut(&spec.name) else { continue };
             if let (true, Some(kind)) = (self.api.is_some(), container.hooks.repeated.take()) {
@@ -130,7 +130,7 @@ impl Life {
         ctx: &mut Context<'_>,
     ) -> bool {
         // as upstream: without a grace period no hook runs
-        let has_time = self.end.as_ref().is_none_or(|end| !end.grace.is_zero()) && !grace.is_zero();
+        let has_time = self.ending.asked.as_ref().is_none_or(|end| !end.grace.is_zero()) && !grace.is_zero();
         let Some(pod) = self.pod.clone().filter(|_| has_time) else { return false };
         let Some(spec) = pod.spec.all_containers().find(|spec| spec.name == name) else { return false };
         let (Some(hook), Some(container)) = (spec.hook(HookKind::PreStop), self.containers.get(name)) else {
@@ -259,7 +259,7 @@ impl Life {
     /// the machine's network.
     pub(crate) fn address(&self, pod: &Pod, node: Option<&NodeFacts>) -> String {
         let of_node = || node.and_then(|node| node.addresses.first());
-        let address = if pod.spec.host_network { of_node() } else { self.network.addresses.first() };
+        let address = if pod.spec.host_network { of_node() } else { self.sandbox.network.addresses.first() };
         address.cloned().unwrap_or_default()
     }
 }

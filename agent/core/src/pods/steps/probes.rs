@@ -47,9 +47,9 @@ impl Life {
         may_run: bool,
         actions: &mut Vec<PodAction>,
     ) {
-        self.probe_wake = None;
+        self.probing.wake = None;
         let Some(pod) = self.pod.clone() else { return };
-        let is_ending = self.end.is_some();
+        let is_ending = self.ending.asked.is_some();
         for spec in pod.spec.all_containers().filter(|spec| spec.has_probes()) {
             let uid = self.uid.clone();
             let Some(container) = self.containers.get_mut(&spec.name) else { continue };
@@ -57,7 +57,7 @@ impl Life {
             container.probes.follow(run.attempt);
             let due = if may_run { container.probes.due(spec, uid.as_str(), now.mono, run) } else { vec![] };
             let next = container.probes.next().filter(|_| may_run);
-            self.probe_wake = self.probe_wake.into_iter().chain(next).min();
+            self.probing.wake = self.probing.wake.into_iter().chain(next).min();
             let health = container.health(spec);
             let is_news = std::mem::replace(&mut container.probes.noted, health) != health;
             let key = self.key(&spec.name, run.attempt);
@@ -112,7 +112,7 @@ impl Life {
         self.is_dirty |= probes.answered(key.kind, probe, now.mono, outcome);
         // a liveness probe that was under way when the pod started to end no longer counts
         let next = probes.next();
-        self.probe_wake = self.probe_wake.into_iter().chain(next).min();
+        self.probing.wake = self.probing.wake.into_iter().chain(next).min();
         self.tell_of_probe(now, key, outcome, actions);
     }
 
@@ -141,7 +141,7 @@ impl Life {
         }
         let is_old =
             |(before, at): &(String, Duration)| *before == text && now.mono.saturating_sub(*at) < NEWS_EVERY;
-        if told.as_ref().is_some_and(is_old) || !self.probe_news.take(now.mono) {
+        if told.as_ref().is_some_and(is_old) || !self.probing.news.take(now.mono) {
             return;
         }
         *told = Some((text.clone(), now.mono));

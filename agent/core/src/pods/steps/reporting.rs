@@ -13,7 +13,7 @@ use crate::pods::failing::Failed;
 use crate::pods::in_api::{Base, InApi, Sent};
 use crate::pods::keys::{ContainerKey, PodUid};
 use crate::pods::life::{
-    ContainerLife, Context, Hindrance, Life, Origin, Run, Sandbox, Verdict, shown_id, unseen_exit,
+    ContainerLife, Context, Hindrance, Life, Origin, Run, SandboxState, Verdict, shown_id, unseen_exit,
 };
 use crate::pods::record::Record;
 use crate::pods::resizing;
@@ -32,8 +32,8 @@ impl Life {
             Origin::Api { .. } => true,
             Origin::Static { .. } => {
                 !self.results.is_empty()
-                    || self.failed.is_some()
-                    || self.active.is_some()
+                    || self.ending.failed.is_some()
+                    || self.ending.active.is_some()
                     || self.has_record()
             }
             Origin::Found { .. } => false,
@@ -69,7 +69,7 @@ impl Life {
         if (!was_recorded && !self.needs_record()) || pod.is_slim() {
             return;
         }
-        let is_done = self.end.is_some() && self.is_swept();
+        let is_done = self.ending.asked.is_some() && self.is_swept();
         if is_done {
             self.saved.wanted = None;
         } else if self.saved.is_stale || self.saved.wanted.is_none() {
@@ -93,14 +93,14 @@ impl Life {
     /// Whether a power cut must not make the node forget it; that is unnecessary for a pod that was not
     /// judged, one that ends and was never recorded, and one that is idle.
     fn needs_record(&self) -> bool {
-        self.verdict != Verdict::Pending && self.end.is_none() && !self.is_idle()
+        self.admission.verdict != Verdict::Pending && self.ending.asked.is_none() && !self.is_idle()
     }
 
     /// Whether it was rejected, or had finished before it came here, and the runtime has no part of it. The
     /// API server knows the same.
     pub(crate) fn is_idle(&self) -> bool {
-        let is_rejected = matches!(self.verdict, Verdict::Rejected(_));
-        (is_rejected || self.is_finished_elsewhere) && !self.has_begun()
+        let is_rejected = matches!(self.admission.verdict, Verdict::Rejected(_));
+        (is_rejected || self.ending.is_finished_elsewhere) && !self.has_begun()
     }
 
     /// Drops data that only a pod with work on this node needs, because there may be many other pods; returns
@@ -115,14 +115,14 @@ impl Life {
     }
 
     fn record(&self, node_uid: &str, pod: &Pod) -> Record {
-        let rejected = match &self.verdict {
+        let rejected = match &self.admission.verdict {
             Verdict::Rejected(rejection) => Some(rejection.clone()),
             _ => None,
         };
-        let ended = self.end.as_ref().map(|end| end.grace.as_secs());
+        let ended = self.ending.asked.as_ref().map(|end| end.grace.as_secs());
         let mut record = Record::new(node_uid, pod, ended, rejected, self.results.clone());
-        record.failed.clone_from(&self.failed);
-        record.active_since = self.active.as_ref().map(|active| active.since);
+        record.failed.clone_from(&self.ending.failed);
+        record.active_since = self.ending.active.as_ref().map(|active| active.since);
         record
     }
 
@@ -159,15 +159,15 @@ impl Life {
 
     /// Whether the server has a final status, and this node has nothing to add.
     fn is_told_by_others(&self) -> bool {
-        let Some(api) = &self.api else { return self.is_finished_elsewhere && self.has_no_run() };
+        let Some(api) = &self.api else { return self.ending.is_finished_elsewhere && self.has_no_run() };
         let is_failure_told = || {
             let told = |failed: &Failed| api.status["reason"] == *failed.reason;
-            api.status["phase"] == "Failed" && self.failed.as_ref().is_some_and(told)
+            api.status["phase"] == "Failed" && self.ending.failed.as_ref().is_some_and(told)
         };
         // another client may have ended it in the API without knowing how its containers ended
         let lists = ["initContainerStatuses", "containerStatuses"];
         let mut told = lists.iter().flat_map(|list| api.status[*list].as_array()).flatten();
-        (self.is_finished_elsewhere || is_failure_told())
+        (self.ending.is_finished_elsewhere || is_failure_told())
             && told.all(|container| container["state"]["running"].is_null())
             && self.has_no_run()
     }
@@ -215,11 +215,11 @@ impl Life {
         let Some(api) = self.api.as_ref().filter(|api| !api.is_deleted && api.sent.is_none()) else { return };
         // a result must not be reported before it would survive a power cut
         let has_result = !self.results.is_empty() && !self.is_recorded();
-        let is_settled = self.end.is_some() || (!has_result && self.is_failure_settled());
+        let is_settled = self.ending.asked.is_some() || (!has_result && self.is_failure_settled());
         // after the final status the deletion reports the rest
-        let is_removed = matches!(self.sandbox, Sandbox::Removing { .. }) || self.is_swept();
-        let is_told = self.end.is_some() && is_removed;
-        let is_judged = self.verdict != Verdict::Pending || self.end.is_some();
+        let is_removed = matches!(self.sandbox.state, SandboxState::Removing { .. }) || self.is_swept();
+        let is_told = self.ending.asked.is_some() && is_removed;
+        let is_judged = self.admission.verdict != Verdict::Pending || self.ending.asked.is_some();
         if !is_settled || !is_judged || is_told || self.is_told_by_others() {
             return;
         }
@@ -320,7 +320,7 @@ impl Life {
 
     /// Deletes the pod's object, once no part of the pod is left.
     pub(crate) fn delete(&mut self, ctx: &mut Context<'_>) {
-        let may = self.end.is_some() && self.is_swept() && !self.has_record();
+        let may = self.ending.asked.is_some() && self.is_swept() && !self.has_record();
         let Some(api) = self.api.as_mut().filter(|api| may && api.awaits_delete) else { return };
         if api.is_deleted || api.is_deleting || api.sent.is_some() {
             return;
@@ -352,7 +352,7 @@ impl Life {
     pub(crate) fn is_over_and_gone(&self) -> bool {
         // late events must find this life until the watch shows that the object is gone
         let is_in_api = matches!(self.origin, Origin::Api { .. }) && self.api.is_some();
-        self.end.is_some() && self.is_swept() && !self.has_record() && !is_in_api
+        self.ending.asked.is_some() && self.is_swept() && !self.has_record() && !is_in_api
     }
 
     /// Takes its object, or its mirror, in a later state than the known one.
@@ -399,7 +399,7 @@ impl Life {
         else {
             return;
         };
-        self.is_finished_elsewhere = true;
+        self.ending.is_finished_elsewhere = true;
         // a finished container never runs again, also after a start without the API server
         let told = |spec: &Container| {
             let mut statuses = status["containerStatuses"].as_array()?.iter();
@@ -423,9 +423,9 @@ impl Life {
 
     /// The input of a status; `None` while there is no status to report.
     fn situation<'a>(&'a self, pod: &'a Pod, host_addresses: &'a [String]) -> Option<Situation<'a>> {
-        let is_rejected = matches!(self.verdict, Verdict::Rejected(_));
+        let is_rejected = matches!(self.admission.verdict, Verdict::Rejected(_));
         let is_down = self.is_down();
-        let failed = match (&self.verdict, &self.failed) {
+        let failed = match (&self.admission.verdict, &self.ending.failed) {
             (Verdict::Rejected(rejection), _) => {
                 Some((rejection.reason.clone(), format!("Pod was rejected: {}", rejection.message)))
             }
@@ -433,7 +433,7 @@ impl Life {
             (_, Some(failed)) if is_down => Some((failed.reason.clone(), failed.message.clone())),
             _ => None,
         };
-        let disruption = self.failed.as_ref().filter(|failed| failed.is_disruption);
+        let disruption = self.ending.failed.as_ref().filter(|failed| failed.is_disruption);
         let views = |specs: &'a [Container]| specs.iter().map(|spec| self.view(pod, spec)).collect();
         let has_containers = !is_rejected;
         Some(Situation {
@@ -441,25 +441,25 @@ impl Life {
             generation: pod.generation,
             init: if has_containers { views(&pod.spec.init_containers) } else { vec![] },
             main: if has_containers { views(&pod.spec.containers) } else { vec![] },
-            is_prepared: self.sandbox == Sandbox::Ready,
+            is_prepared: self.sandbox.state == SandboxState::Ready,
             hindrance: self.shown_hindrance().map(|it| (it.reason, it.message.as_str())),
             is_over: is_down,
-            is_finished: self.is_finished() && (self.failed.is_none() || is_down),
+            is_finished: self.is_finished() && (self.ending.failed.is_none() || is_down),
             is_static: self.is_static(),
             failed,
             disruption: disruption.map(|failed| failed.message.as_str()),
-            addresses: &self.network.addresses,
+            addresses: &self.sandbox.network.addresses,
             host_addresses,
             qos: qos_class(&pod.spec).word(),
             ahead: self.ahead.judged(),
-            awaits_resize: self.awaits_resize && !self.is_over(),
+            awaits_resize: self.admission.awaits_resize && !self.is_over(),
             given: self.api.as_ref().map_or(&Value::Null, |api| &api.given),
         })
     }
 
     /// Why the pod does not start although it should.
     pub(crate) fn shown_hindrance(&self) -> Option<&Hindrance> {
-        self.hindrance.as_ref().filter(|_| self.sandbox != Sandbox::Ready && !self.is_over())
+        self.waits.hindrance.as_ref().filter(|_| self.sandbox.state != SandboxState::Ready && !self.is_over())
     }
 
     fn view(&self, pod: &Pod, spec: &Container) -> ContainerView {

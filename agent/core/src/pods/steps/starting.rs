@@ -14,7 +14,7 @@ use crate::pods::event::{
     Console, ContainerOrder, Dns, ImageOrder, PodAction, PodNetwork, PodNetworks, PodSandbox, Volume,
 };
 use crate::pods::keys::{ObjectKind, ObjectName};
-use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict, changed};
+use crate::pods::life::{Context, Doing, Life, SandboxState, Swept, Verdict, changed};
 use crate::pods::objects::{self, Found};
 use crate::pods::orders::HookNote;
 use crate::pods::spec::{Container, Pod, RestartPolicy};
@@ -52,7 +52,7 @@ impl Life {
     /// Takes the next steps of a pod that should run.
     pub(crate) fn go_up(&mut self, ctx: &mut Context<'_>) {
         let Some(pod) = self.pod.clone() else { return };
-        if self.verdict != Verdict::Admitted || !self.may_start() {
+        if self.admission.verdict != Verdict::Admitted || !self.may_start() {
             return;
         }
         if !self.has_begun()
@@ -81,7 +81,7 @@ impl Life {
         let controller = |life: &Self| life.pod.as_ref().and_then(|pod| pod.controller.clone());
         let is_left = || {
             let same = controller(other).filter(|theirs| controller(self).as_ref() == Some(theirs));
-            other.end.is_some()
+            other.ending.asked.is_some()
                 && same.is_some_and(|(kind, _)| kind == DAEMON_SET || other.node_uid() != self.node_uid())
         };
         other.namespace == self.namespace && (other.name == self.name || is_left())
@@ -89,9 +89,9 @@ impl Life {
 
     /// Judges a pod that has not been judged. A pod that runs is not judged again.
     pub(crate) fn admit(&mut self, ctx: &mut Context<'_>) {
-        let (Verdict::Pending, Some(pod)) = (&self.verdict, self.pod.clone()) else { return };
+        let (Verdict::Pending, Some(pod)) = (&self.admission.verdict, self.pod.clone()) else { return };
         if self.has_begun() || self.is_finished() {
-            self.verdict = Verdict::Admitted;
+            self.admission.verdict = Verdict::Admitted;
             self.saved.is_stale = true;
             return;
         }
@@ -127,11 +127,11 @@ impl Life {
             // nobody makes it anew when there is one
             return self.is_hindered_by(ctx.now, kedge_api::NO_CONTAINER_RUNTIME, why, ctx.actions);
         }
-        (self.doubt, self.hindrance) = (None, None);
+        (self.admission.doubt, self.waits.hindrance) = (None, None);
         self.saved.is_stale = true;
         match verdict {
             Ok(()) => {
-                self.verdict = Verdict::Admitted;
+                self.admission.verdict = Verdict::Admitted;
                 let missed = resources::missed_controllers(&pod.spec, node);
                 if !missed.is_empty() {
                     let message = facts::limits_not_kept(&missed);
@@ -145,20 +145,20 @@ impl Life {
     /// Whether the Node has not been read since its labels were first found not to fit the pod.
     fn is_in_doubt(&mut self, ctx: &Context<'_>) -> bool {
         let (ordered, done) = ctx.node_reading;
-        *self.doubt.get_or_insert(ordered.saturating_add(1)) > done
+        *self.admission.doubt.get_or_insert(ordered.saturating_add(1)) > done
     }
 
     /// Whether it uses, or will use, a share of the node.
     fn takes_its_share(&self) -> bool {
-        let may_run = self.end.is_none() || self.has_begun();
+        let may_run = self.ending.asked.is_none() || self.has_begun();
         // a failed pod keeps its share until its containers have ended
-        let is_done = self.is_finished() && (self.failed.is_none() || self.is_down());
-        self.verdict == Verdict::Admitted && !is_done && may_run
+        let is_done = self.is_finished() && (self.ending.failed.is_none() || self.is_down());
+        self.admission.verdict == Verdict::Admitted && !is_done && may_run
     }
 
     /// Whether it ends, or the node ends it, so that its share will soon be free.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.end.is_some() || self.failed.is_some()
+        self.ending.asked.is_some() || self.ending.failed.is_some()
     }
 
     fn reject(&mut self, rejection: admission::Rejection, ctx: &mut Context<'_>) {
@@ -170,7 +170,7 @@ impl Life {
         let reason =
             REASONS.iter().find(|reason| **reason == rejection.reason).unwrap_or(&"UnexpectedAdmissionError");
         self.announce(true, reason, rejection.message.clone(), ctx.actions);
-        self.verdict = Verdict::Rejected(rejection);
+        self.admission.verdict = Verdict::Rejected(rejection);
     }
 
     /// Reads the objects that are not known yet.
@@ -213,10 +213,10 @@ impl Life {
 
     /// The same; returns true once all are known.
     fn await_objects(&mut self, pod: &Pod, ctx: &mut Context<'_>) -> bool {
-        let since = *self.awaits_objects.get_or_insert(ctx.now.mono);
+        let since = *self.waits.for_objects_since.get_or_insert(ctx.now.mono);
         Self::refresh_objects(pod, since, ctx);
         let are_known = Self::are_objects_settled(pod, since, ctx);
-        self.awaits_objects.take_if(|_| are_known);
+        self.waits.for_objects_since.take_if(|_| are_known);
         are_known
     }
 
@@ -229,18 +229,18 @@ impl Life {
 
     /// Prepares network, volumes and cgroup; returns whether they are ready.
     fn prepare(&mut self, pod: &Pod, ctx: &mut Context<'_>) -> bool {
-        match self.sandbox {
-            Sandbox::Ready => return true,
-            Sandbox::Preparing | Sandbox::Removing { .. } => return false,
-            Sandbox::Absent | Sandbox::Half => {}
+        match self.sandbox.state {
+            SandboxState::Ready => return true,
+            SandboxState::Preparing | SandboxState::Removing { .. } => return false,
+            SandboxState::Absent | SandboxState::Half => {}
         }
-        if self.is_apart && self.may_run() {
+        if self.sandbox.is_apart && self.may_run() {
             // as upstream: they start again in the new network
             self.stop_containers(ctx);
             return false;
         }
-        if !self.sandbox_retry.is_due(ctx.now.mono) {
-            self.wake_at(self.sandbox_retry.due());
+        if !self.sandbox.retry.is_due(ctx.now.mono) {
+            self.wake_at(self.sandbox.retry.due());
             return false;
         }
         let Some(node) = ctx.node else { return false };
@@ -282,7 +282,7 @@ impl Life {
                 return false;
             }
         };
-        if !node.has_cluster_dns && wants_cluster_dns(pod) && self.sandbox_retry.failures() == 0 {
+        if !node.has_cluster_dns && wants_cluster_dns(pod) && self.sandbox.retry.failures() == 0 {
             let message = format!(
                 "pod: \"{}_{}({})\". kubelet does not have ClusterDNS IP configured and cannot create Pod using \
                  \"ClusterFirst\" policy. Falling back to \"Default\" policy.",
@@ -291,7 +291,7 @@ impl Life {
             self.announce(true, "MissingClusterDNS", message, ctx.actions);
         }
         let wants_server = pod.spec.volumes.iter().any(|volume| volume.has_token());
-        if wants_server && environment::lacks_server(pod, node) && self.sandbox_retry.failures() == 0 {
+        if wants_server && environment::lacks_server(pod, node) && self.sandbox.retry.failures() == 0 {
             let at = node.api_server.as_ref().map(ApiServer::joined).unwrap_or_default();
             let message = format!(
                 "the node asks its API server at {at}, where a pod with a network of its own finds itself: \
@@ -300,9 +300,9 @@ impl Life {
             );
             self.announce(true, "APIServerOnLoopback", message, ctx.actions);
         }
-        self.sandbox = Sandbox::Preparing;
+        self.sandbox.state = SandboxState::Preparing;
         self.files.made(&volumes);
-        self.swept = Swept::No;
+        self.sandbox.swept = Swept::No;
         let sandbox = self.sandbox_of(pod, volumes);
         ctx.actions.push(PodAction::PreparePod(Box::new(sandbox)));
         false
@@ -346,11 +346,11 @@ impl Life {
 
     /// The pod's own part is prepared.
     pub(crate) fn prepared(&mut self, network: PodNetwork) {
-        (self.sandbox, self.is_apart) = (Sandbox::Ready, false);
-        self.sandbox_retry.succeeded();
-        self.network = network;
-        self.hindrance = None;
-        self.announced.clear();
+        (self.sandbox.state, self.sandbox.is_apart) = (SandboxState::Ready, false);
+        self.sandbox.retry.succeeded();
+        self.sandbox.network = network;
+        self.waits.hindrance = None;
+        self.waits.announced.clear();
         self.is_dirty = true;
     }
 
@@ -510,7 +510,7 @@ impl Life {
         let Some(container) = self.containers.get_mut(&spec.name) else { return };
         let Some(node) = ctx.node else { return };
         let host_ip = &node.addresses[..node.addresses.len().min(1)];
-        let pod_ips = if pod.spec.host_network { host_ip } else { &self.network.addresses };
+        let pod_ips = if pod.spec.host_network { host_ip } else { &self.sandbox.network.addresses };
         let sources = Sources { pod, objects: ctx.objects, node, pod_ips };
         let made = environment::variables(spec, &image.config, &sources).and_then(|env| {
             let argv = environment::argv(spec, &image.config, &sources)?;

@@ -9,7 +9,7 @@
 use crate::answer::Now;
 use crate::pods::event::{Failure, PodAction};
 use crate::pods::files::{Files, digest};
-use crate::pods::life::{Context, Life, Sandbox};
+use crate::pods::life::{Context, Life, SandboxState};
 use crate::pods::spec::Pod;
 use crate::pods::volumes::{self, VolumeProblem};
 
@@ -17,7 +17,11 @@ impl Life {
     /// Orders the volumes whose files should change.
     pub(crate) fn update_files(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
         let is_known = self.api.is_some() || self.is_static();
-        if self.sandbox != Sandbox::Ready || !self.files.is_stale || self.files.is_updating || !is_known {
+        if self.sandbox.state != SandboxState::Ready
+            || !self.files.is_stale
+            || self.files.is_updating
+            || !is_known
+        {
             return;
         }
         if !self.files.retry.is_due(ctx.now.mono) {
