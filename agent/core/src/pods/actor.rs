@@ -66,18 +66,47 @@ const LOOK_LIMIT: Duration = Duration::from_secs(120);
 /// Annotation of a Node that lets its orphaned pods end.
 const RELEASE_ANNOTATION: &str = "kedge.dev/release-pods";
 
+/// Requests to the API server, by what they are for.
+#[derive(Debug, Clone)]
+struct Lanes {
+    work: Lane,
+    reads: Lane,
+    news: Lane,
+    news_count: u64,
+}
+
+impl Lanes {
+    fn all(&mut self) -> [&mut Lane; 3] {
+        [&mut self.work, &mut self.reads, &mut self.news]
+    }
+}
+
+/// Writes of the desired set.
+#[derive(Debug, Clone, Default)]
+struct Writes {
+    /// They wait until earlier ones end.
+    waiting: VecDeque<PodAction>,
+    under_way: usize,
+}
+
+/// When the files of static pods are read.
+#[derive(Debug, Clone)]
+struct StaticFiles {
+    /// Their path, and how often it is read; `None` if static pods are not configured.
+    source: Option<(String, Duration)>,
+    /// When they are read again; while they are being read, when this takes too long. `None` once the slow
+    /// read was reported, or if static pods are not configured.
+    wake: Option<Duration>,
+    are_read_now: bool,
+}
+
 /// Every pod of this node.
 #[derive(Debug, Clone)]
 pub(crate) struct PodsActor {
     pods: Pods,
     pub(crate) reflector: Reflector,
-    work: Lane,
-    reads: Lane,
-    news: Lane,
-    news_count: u64,
-    /// Writes that wait until earlier ones end.
-    writes: VecDeque<PodAction>,
-    writes_under_way: usize,
+    lanes: Lanes,
+    writes: Writes,
     /// The UID of the Node as it is known.
     node_uid: Option<String>,
     /// A list that lacks known pods, kept until the Node was read after it.
@@ -86,13 +115,7 @@ pub(crate) struct PodsActor {
     facts: Option<NodeFacts>,
     /// The images noted last as needed, and whether they were all that pods need.
     needed_images: Option<(BTreeSet<String>, bool)>,
-    /// Path of the static pods' files, and how often it is read; `None` if static pods are not configured.
-    static_files: Option<(String, Duration)>,
-    /// When the static pods' files are read again; while they are being read, when this takes too long.
-    /// `None` once the slow read was reported, or if static pods are not configured.
-    static_wake: Option<Duration>,
-    /// Whether the files of static pods are being read.
-    reads_static: bool,
+    files: StaticFiles,
     collecting: Collecting,
     /// The thresholds of the collection to start once the one under way has ended.
     collects_next: Option<Thresholds>,
@@ -117,20 +140,23 @@ impl PodsActor {
         let mut actor = Self {
             pods: Pods::new(&turn.options.node_name),
             reflector: Reflector::of_set(Watched::Pods, !config.watch, MOST_PODS),
-            work: Lane::new(0..WORK_SLOTS),
-            reads: Lane::new(reads..reads.saturating_add(READ_SLOTS)),
-            news: Lane::new(news..news.saturating_add(NEWS_SLOTS)),
-            news_count: 0,
-            writes: VecDeque::new(),
-            writes_under_way: 0,
+            lanes: Lanes {
+                work: Lane::new(0..WORK_SLOTS),
+                reads: Lane::new(reads..reads.saturating_add(READ_SLOTS)),
+                news: Lane::new(news..news.saturating_add(NEWS_SLOTS)),
+                news_count: 0,
+            },
+            writes: Writes::default(),
             node_uid: None,
             unconfirmed: None,
             is_held: None,
             facts: None,
             needed_images: None,
-            static_files: settings.static_path.clone().map(|path| (path, settings.file_check_frequency)),
-            static_wake: None,
-            reads_static: false,
+            files: StaticFiles {
+                source: settings.static_path.clone().map(|path| (path, settings.file_check_frequency)),
+                wake: None,
+                are_read_now: false,
+            },
             collecting: Collecting::new(config.images.collection),
             collects_next: None,
             looks: 0,
@@ -143,7 +169,7 @@ impl PodsActor {
         };
         actor.pods.plan_shutdown(settings.shutdown.clone());
         turn.act(Action::Pods(Box::new(PodAction::ReadDesired)));
-        match actor.static_files.is_some() {
+        match actor.files.source.is_some() {
             true => actor.read_static_files(turn),
             false => actor.take(PodEvent::StaticPods(Ok(Vec::new())), turn),
         }
@@ -155,12 +181,12 @@ impl PodsActor {
     /// Takes an event of the board: a change it saw, or the answer to one of its orders.
     pub(crate) fn take(&mut self, event: PodEvent, turn: &mut Turn) {
         if matches!(event, PodEvent::DesiredSaved { .. }) {
-            self.writes_under_way = self.writes_under_way.saturating_sub(1);
+            self.writes.under_way = self.writes.under_way.saturating_sub(1);
         }
         if matches!(event, PodEvent::StaticPods(_) | PodEvent::StaticPodsUnchanged) {
-            let frequency = self.static_files.as_ref().map(|(_, frequency)| *frequency);
-            self.static_wake = frequency.map(|frequency| turn.now.mono.saturating_add(frequency));
-            self.reads_static = false;
+            let frequency = self.files.source.as_ref().map(|(_, frequency)| *frequency);
+            self.files.wake = frequency.map(|frequency| turn.now.mono.saturating_add(frequency));
+            self.files.are_read_now = false;
         }
         if let PodEvent::Shutdown(stops) = event {
             let what = if stops { "event" } else { "cancellation" };
@@ -279,8 +305,7 @@ impl PodsActor {
         (self.node_uid, self.unconfirmed) = (None, None);
         self.reflector.stop();
         turn.act(Action::EndPodsWatch);
-        let lanes = [&mut self.work, &mut self.reads, &mut self.news];
-        let given_up: Vec<Purpose> = lanes.into_iter().flat_map(Lane::give_up).collect();
+        let given_up: Vec<Purpose> = self.lanes.all().into_iter().flat_map(Lane::give_up).collect();
         for purpose in given_up {
             let answer = Answer::Failed("another API server is asked now".into());
             self.told(purpose, answer, turn);
@@ -288,8 +313,7 @@ impl PodsActor {
     }
 
     pub(crate) fn answered(&mut self, slot: u8, answer: Answer, turn: &mut Turn) {
-        let lanes = [&mut self.work, &mut self.reads, &mut self.news];
-        let purpose = lanes.into_iter().find_map(|lane| lane.answered(slot));
+        let purpose = self.lanes.all().into_iter().find_map(|lane| lane.answered(slot));
         if let Some(purpose) = purpose {
             self.told(purpose, answer, turn);
         }
@@ -337,7 +361,13 @@ impl PodsActor {
             PodAction::ReadObject(name) => {
                 let (body, namespace) = (PodAsk::Read(name.clone()), name.namespace.clone());
                 let purpose = Purpose::Read(name);
-                self.reads.waiting.push_back(Ask { purpose, body, namespace, bytes: 0, is_urgent: false });
+                self.lanes.reads.waiting.push_back(Ask {
+                    purpose,
+                    body,
+                    namespace,
+                    bytes: 0,
+                    is_urgent: false,
+                });
             }
             PodAction::RequestToken(name) => {
                 let body = PodAsk::CreateToken {
@@ -346,7 +376,13 @@ impl PodsActor {
                     body: token_request(&name),
                 };
                 let (namespace, purpose) = (name.pod.namespace.clone(), Purpose::Token(name));
-                self.reads.waiting.push_back(Ask { purpose, body, namespace, bytes: 0, is_urgent: false });
+                self.lanes.reads.waiting.push_back(Ask {
+                    purpose,
+                    body,
+                    namespace,
+                    bytes: 0,
+                    is_urgent: false,
+                });
             }
             PodAction::RecordEvent(news) => self.announce(&news, turn),
             PodAction::WarnOfNode { reason, message } => {
@@ -360,7 +396,7 @@ impl PodsActor {
                 self.collects_next = Some(thresholds);
             }
             // see `WRITES_AT_ONCE`
-            write @ PodAction::SaveDesired { .. } => self.writes.push_back(write),
+            write @ PodAction::SaveDesired { .. } => self.writes.waiting.push_back(write),
             command => turn.act(Action::Pods(Box::new(command))),
         }
     }
@@ -370,8 +406,8 @@ impl PodsActor {
         let bytes = self.reflector.bytes_of(namespace, name);
         let namespace = namespace.to_owned();
         let queue = match self.pods.remembers(&request) {
-            true => &mut self.work.waiting,
-            false => &mut self.work.later,
+            true => &mut self.lanes.work.waiting,
+            false => &mut self.lanes.work.later,
         };
         let purpose = Purpose::Work(request);
         // a pod without a record here is answered anew with each list; the newest answer replaces the waiting
@@ -383,11 +419,11 @@ impl PodsActor {
     }
 
     fn announce(&mut self, news: &PodNews, turn: &Turn) {
-        self.news_count = self.news_count.saturating_add(1);
+        self.lanes.news_count = self.lanes.news_count.saturating_add(1);
         let PodRef { namespace, name, uid } = &news.pod;
         let event = json!({
             "apiVersion": "v1", "kind": "Event",
-            "metadata": {"name": event_name(name, turn.now, self.news_count), "namespace": namespace},
+            "metadata": {"name": event_name(name, turn.now, self.lanes.news_count), "namespace": namespace},
             "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid,
                 "fieldPath": news.field_path},
             "reason": news.reason,
@@ -396,18 +432,24 @@ impl PodsActor {
             "source": {"component": "kedge", "host": turn.options.node_name},
             "firstTimestamp": turn.now.wall, "lastTimestamp": turn.now.wall, "count": 1,
         });
-        self.news.drop_beyond(PENDING_NEWS);
+        self.lanes.news.drop_beyond(PENDING_NEWS);
         let namespace = namespace.clone();
         let body = PodAsk::PostEvent { namespace: namespace.clone(), body: event };
         let is_urgent = news.is_urgent;
-        self.news.waiting.push_back(Ask { purpose: Purpose::News, body, namespace, bytes: 0, is_urgent });
+        self.lanes.news.waiting.push_back(Ask {
+            purpose: Purpose::News,
+            body,
+            namespace,
+            bytes: 0,
+            is_urgent,
+        });
     }
 
     fn write(&mut self, turn: &mut Turn) {
-        while self.writes_under_way < WRITES_AT_ONCE
-            && let Some(write) = self.writes.pop_front()
+        while self.writes.under_way < WRITES_AT_ONCE
+            && let Some(write) = self.writes.waiting.pop_front()
         {
-            self.writes_under_way = self.writes_under_way.saturating_add(1);
+            self.writes.under_way = self.writes.under_way.saturating_add(1);
             turn.act(Action::Pods(Box::new(write)));
         }
     }
@@ -443,8 +485,8 @@ impl PodsActor {
         if self.node_uid.is_some() && self.rereading.is_due(turn) {
             self.take(PodEvent::ObjectsAreOld, turn);
         }
-        if self.static_wake.take_if(|due| *due <= turn.now.mono).is_some() {
-            match self.reads_static {
+        if self.files.wake.take_if(|due| *due <= turn.now.mono).is_some() {
+            match self.files.are_read_now {
                 true => self.report_slow_look(),
                 false => self.read_static_files(turn),
             }
@@ -468,22 +510,23 @@ impl PodsActor {
         // a pod that was taken meanwhile would be ended by its earlier refusal
         let is_stale =
             |purpose: &Purpose| matches!(purpose, Purpose::Work(request) if pods.remembers(request));
-        for lane in [&mut self.work, &mut self.reads, &mut self.news] {
+        for lane in self.lanes.all() {
             lane.send(turn, &is_stale);
         }
     }
 
     fn read_static_files(&mut self, turn: &mut Turn) {
-        if let Some((path, _)) = &self.static_files {
+        if let Some((path, _)) = &self.files.source {
             turn.act(Action::Pods(Box::new(PodAction::ReadStaticPods(path.clone()))));
-            (self.static_wake, self.reads_static) = (Some(turn.now.mono.saturating_add(LOOK_LIMIT)), true);
+            (self.files.wake, self.files.are_read_now) =
+                (Some(turn.now.mono.saturating_add(LOOK_LIMIT)), true);
         }
     }
 
     /// Reports once for each read that it takes too long: the read keeps running, because no one can
     /// interrupt it.
     fn report_slow_look(&mut self) {
-        let path = self.static_files.as_ref().map(|(path, _)| excerpt(path)).unwrap_or_default();
+        let path = self.files.source.as_ref().map(|(path, _)| excerpt(path)).unwrap_or_default();
         let secs = LOOK_LIMIT.as_secs();
         let message = format!(
             "staticPodPath {path} was not read within {secs} s; static pods stay as they are until it is"
@@ -531,8 +574,8 @@ impl PodsActor {
         let collection = self.collecting.next_deadline().filter(|_| self.needed_images.is_some());
         let watch = self.reflector.watching.next_deadline();
         let rereading = self.node_uid.as_ref().map(|_| self.rereading.due);
-        let work = self.work.next_deadline();
-        let all = [self.pods.next_deadline(), watch, self.static_wake, collection, rereading, work];
+        let work = self.lanes.work.next_deadline();
+        let all = [self.pods.next_deadline(), watch, self.files.wake, collection, rereading, work];
         all.into_iter().flatten().min()
     }
 
@@ -791,7 +834,7 @@ mod tests {
             "{told:?}"
         );
         bench.at(1000, |_, _| {});
-        assert!(bench.actor.notices.is_empty() && bench.actor.static_wake.is_none(), "it is reported once");
+        assert!(bench.actor.notices.is_empty() && bench.actor.files.wake.is_none(), "it is reported once");
         let files = PodEvent::StaticPods(Ok(vec![]));
         assert!(reads_of_files(&bench.at(1000, |actor, turn| actor.take(files, turn))).is_empty());
         assert_eq!(bench.actor.next_deadline(), Some(Duration::from_secs(1030)));
@@ -908,7 +951,7 @@ mod tests {
         let mut bench = Bench::new();
         let pods: Vec<Value> = (0..450).map(pod).collect();
         (0..3).for_each(|_| _ = bench.listed(&pods));
-        let Lane { waiting, later, .. } = &bench.actor.work;
+        let Lane { waiting, later, .. } = &bench.actor.lanes.work;
         let (known, others) = (waiting.len(), later.len());
         assert!((1..pods.len()).contains(&others) && known + others <= pods.len(), "{known} {others}");
         // a running pod does not wait for them
@@ -917,8 +960,8 @@ mod tests {
         bench.at(4, |actor, turn| actor.seen(ending, turn));
         let told =
             |ask: &Ask| matches!(&ask.purpose, Purpose::Work(request) if bench.actor.pods.remembers(request));
-        assert!(bench.actor.work.waiting.iter().all(told));
-        assert!(!bench.actor.work.later.iter().any(told));
+        assert!(bench.actor.lanes.work.waiting.iter().all(told));
+        assert!(!bench.actor.lanes.work.later.iter().any(told));
     }
 
     #[test]
@@ -934,7 +977,7 @@ mod tests {
             turn.outbox.server_changed();
             actor.server_changed(turn);
         });
-        assert!(bench.actor.work.is_idle());
+        assert!(bench.actor.lanes.work.is_idle());
         bench.node_is("node-1", true);
         bench.listed(&[pod(0)]);
         bench.at(400, |_, _| {});
