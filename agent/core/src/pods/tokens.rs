@@ -10,8 +10,8 @@
 use crate::answer::Now;
 use crate::config::digest::Digest;
 use crate::pods::backoff::Retry;
-use crate::pods::event::{TokenName, TokenRead};
-use crate::pods::keys::PodUid;
+use crate::pods::event::{PodAction, TokenName, TokenRead};
+use crate::pods::keys::{PodRef, PodUid};
 use crate::pods::spec::{FileSource, Pod, TokenSource};
 use crate::sorted::SortedMap;
 use std::time::Duration;
@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tokens {
     /// By audience and requested life.
-    pub(crate) known: SortedMap<(String, u64), Token>,
+    known: SortedMap<(String, u64), Token>,
     /// Since when the pod has been waiting to start without contact.
     without_contact: Option<Duration>,
     /// The pod starts without the tokens that its own spec did not request.
@@ -44,9 +44,9 @@ pub(crate) struct Tokens {
 pub(crate) struct Token {
     content: Option<String>,
     /// When it is requested again.
-    pub(crate) due: Duration,
-    pub(crate) is_asked_for: bool,
-    pub(crate) retry: Retry,
+    due: Duration,
+    is_asked_for: bool,
+    retry: Retry,
     /// Why the token is missing.
     missing: Option<String>,
 }
@@ -58,11 +58,11 @@ pub(crate) enum FoundToken<'a> {
     Awaited,
 }
 
-pub(crate) fn key_of(source: &TokenSource) -> (String, u64) {
+fn key_of(source: &TokenSource) -> (String, u64) {
     (source.audience.clone(), source.expiration_seconds.unwrap_or(DEFAULT_SECS).min(LONGEST_SECS))
 }
 
-pub(crate) fn sources(pod: &Pod) -> impl Iterator<Item = &TokenSource> {
+fn sources(pod: &Pod) -> impl Iterator<Item = &TokenSource> {
     let sources = pod.spec.volumes.iter().flat_map(|volume| volume.file_sources().into_iter().flatten());
     sources.filter_map(|source| match source {
         FileSource::Token(token) => Some(token),
@@ -71,6 +71,33 @@ pub(crate) fn sources(pod: &Pod) -> impl Iterator<Item = &TokenSource> {
 }
 
 impl Tokens {
+    /// Requests the tokens of this pod that are missing or due. Returns when the next one is due.
+    pub(crate) fn step(
+        &mut self,
+        pod: &Pod,
+        reference: &PodRef,
+        now: Now,
+        actions: &mut Vec<PodAction>,
+    ) -> Option<Duration> {
+        let mut wake = None;
+        for source in sources(pod) {
+            let (audience, expiration_secs) = key_of(source);
+            let token = self.known.entry((audience.clone(), expiration_secs)).or_default();
+            if token.is_asked_for {
+                continue;
+            }
+            let due = token.due.max(token.retry.due());
+            if now.mono < due {
+                wake = wake.into_iter().chain([due]).min();
+                continue;
+            }
+            token.is_asked_for = true;
+            let (pod, account) = (reference.clone(), pod.spec.service_account_name.clone());
+            actions.push(PodAction::RequestToken(TokenName { pod, account, audience, expiration_secs }));
+        }
+        wake
+    }
+
     /// How long a pod that is about to start still waits for contact; `None` if it does not wait.
     pub(crate) fn wait(&mut self, now: Now, has_contact: bool) -> Option<Duration> {
         if has_contact {
