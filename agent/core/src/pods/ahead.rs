@@ -8,7 +8,11 @@
 //! pod the annotation has no effect. Leaves to others: the decision to request images and the use of the
 //! condition (the hub), how an image is pulled.
 
+use crate::answer::Now;
+use crate::images::image::Image;
 use crate::pods::backoff::Retry;
+use crate::pods::event::Failure;
+use crate::pods::pulls::{pull_retry, pull_words};
 use crate::pods::status::Judged;
 use kedge_api::{ImageAhead, MOST_PULLED_AHEAD, PULL_AHEAD_ANNOTATION, PULLING, PullAhead};
 use std::time::Duration;
@@ -27,14 +31,14 @@ pub(crate) struct Ahead {
     /// Why the annotation is unreadable.
     problem: Option<String>,
     /// This many images, counted from the first, are on the node.
-    pub(crate) done: usize,
+    done: usize,
     /// The image that is being pulled or checked.
-    pub(crate) pulling: Option<String>,
-    pub(crate) retry: Retry,
+    pulling: Option<String>,
+    retry: Retry,
     /// Reason and message of the last failure.
-    pub(crate) failure: Option<(&'static str, String)>,
-    pub(crate) fetched_bytes: u64,
-    pub(crate) took: Duration,
+    failure: Option<(&'static str, String)>,
+    fetched_bytes: u64,
+    took: Duration,
 }
 
 impl Ahead {
@@ -73,10 +77,42 @@ impl Ahead {
         self.wanted.as_ref().filter(|_| self.pulling.is_none())?.images.get(self.done)
     }
 
+    /// Until when the next one waits after a failure.
+    pub(crate) fn wait(&self, now: Now) -> Option<Duration> {
+        (!self.retry.is_due(now.mono)).then(|| self.retry.due())
+    }
+
+    /// The next one was ordered.
+    pub(crate) fn ordered(&mut self, image: &str) {
+        self.pulling = Some(image.to_owned());
+    }
+
     /// Takes the answer to an order; returns the image's name if it is still requested.
-    pub(crate) fn answered(&mut self) -> Option<String> {
+    fn answered(&mut self) -> Option<String> {
         let pulled = self.pulling.take()?;
         self.next().is_some_and(|next| next.image == pulled).then_some(pulled)
+    }
+
+    /// The ordered image is on the node. Returns reason and text of an Event if it was the last one.
+    pub(crate) fn pulled(&mut self, image: &Image) -> Option<(&'static str, String)> {
+        self.answered()?;
+        self.done = self.done.saturating_add(1);
+        self.failure = None;
+        self.retry.succeeded();
+        let (took, bytes) = image.pulled.unwrap_or_default();
+        (self.took, self.fetched_bytes) =
+            (self.took.saturating_add(took), self.fetched_bytes.saturating_add(bytes));
+        let (is_done, reason, message) = self.judged()?;
+        is_done.then(|| (reason, format!("Pulled ahead for revision {message}")))
+    }
+
+    /// The ordered image could not be pulled. Returns reason and text of an Event.
+    pub(crate) fn failed(&mut self, now: Now, failure: &Failure) -> Option<(&'static str, String)> {
+        let image = self.answered()?;
+        pull_retry(&mut self.retry, now, failure);
+        let (reason, event, text, told) = pull_words(&image, failure, self.retry.failures() > 1);
+        self.failure = Some((reason, text));
+        Some((event, format!("Pulling ahead for the next pod: {told}")))
     }
 
     /// The condition; `None` if no images are requested.
@@ -105,8 +141,7 @@ impl Ahead {
 mod tests {
     use super::*;
     use crate::answer::Answer;
-    use crate::images::image::Image;
-    use crate::pods::event::{Failure, ImageOrder, PodAction};
+    use crate::pods::event::{ImageOrder, PodAction};
     use crate::pods::keys::{ObjectKind, ObjectName};
     use crate::pods::probes::tests::Node;
     use crate::pods::{

@@ -6,9 +6,13 @@
 //! the same reasons as for their own images. Leaves to others: how an image is pulled, and mounting it (the
 //! runtime).
 
+use crate::answer::Now;
 use crate::pods::backoff::Retry;
-use crate::pods::spec::PodSpec;
+use crate::pods::event::Failure;
+use crate::pods::pulls::pull_retry;
+use crate::pods::spec::{ImageVolume, Pod, PodSpec};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Used in an order in place of a container's name; a container cannot have this name.
 pub(crate) const SLOT: &str = "+volume";
@@ -17,10 +21,10 @@ pub(crate) const SLOT: &str = "+volume";
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ImageVolumes {
     /// The IDs of the images that are on the node, by volume.
-    pub(crate) ready: BTreeMap<String, String>,
+    ready: BTreeMap<String, String>,
     /// The volume and the image that is being pulled or checked.
-    pub(crate) pulling: Option<(String, String)>,
-    pub(crate) retry: Retry,
+    pulling: Option<(String, String)>,
+    retry: Retry,
 }
 
 impl ImageVolumes {
@@ -29,8 +33,45 @@ impl ImageVolumes {
         self.ready.get(volume)
     }
 
+    /// Whether an order is under way.
+    pub(crate) fn are_pulled(&self) -> bool {
+        self.pulling.is_some()
+    }
+
+    /// The first volume of the pod whose image is not on the node.
+    pub(crate) fn missing<'a>(&self, pod: &'a Pod) -> Option<(&'a str, &'a ImageVolume)> {
+        let volumes = pod.spec.volumes.iter();
+        let mut images = volumes.filter_map(|volume| Some((volume.name.as_str(), volume.image.as_ref()?)));
+        images.find(|(volume, _)| !self.ready.contains_key(*volume))
+    }
+
+    /// Until when the next order waits after a failure.
+    pub(crate) fn wait(&self, now: Now) -> Option<Duration> {
+        (!self.retry.is_due(now.mono)).then(|| self.retry.due())
+    }
+
+    /// The image of this volume was ordered.
+    pub(crate) fn ordered(&mut self, volume: &str, reference: &str) {
+        self.pulling = Some((volume.to_owned(), reference.to_owned()));
+    }
+
+    /// The ordered image is on the node. Returns volume and reference.
+    pub(crate) fn pulled(&mut self, id: String) -> Option<(String, String)> {
+        let (volume, reference) = self.pulling.take()?;
+        self.retry.succeeded();
+        self.ready.insert(volume.clone(), id);
+        Some((volume, reference))
+    }
+
+    /// The ordered image could not be pulled. Returns volume and reference, and whether it failed before.
+    pub(crate) fn failed(&mut self, now: Now, failure: &Failure) -> Option<(String, String, bool)> {
+        let (volume, reference) = self.pulling.take()?;
+        pull_retry(&mut self.retry, now, failure);
+        Some((volume, reference, self.retry.failures() > 1))
+    }
+
     /// Making the volumes failed, perhaps because an image was removed meanwhile: checks all again.
-    pub(crate) fn look_again(&mut self) {
+    pub(crate) fn check_again(&mut self) {
         self.ready.clear();
     }
 }
@@ -45,14 +86,10 @@ impl PodSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answer::Now;
     use crate::images::image::Image;
-    use crate::pods::event::{
-        Failure, FailureReason, PodAction, PodEvent, PodNetworks, PullPolicy, VolumeSource,
-    };
+    use crate::pods::event::{FailureReason, PodAction, PodEvent, PodNetworks, PullPolicy, VolumeSource};
     use crate::pods::{Command, Inventory, NodeFacts, PodUid, Pods};
     use serde_json::{Value, json};
-    use std::time::Duration;
 
     struct Node {
         pods: Pods,

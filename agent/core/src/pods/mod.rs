@@ -33,6 +33,7 @@ mod objects;
 mod orders;
 mod places;
 mod probes;
+mod pulls;
 mod record;
 mod report;
 mod resizing;

@@ -5,7 +5,7 @@ use crate::images::image::Image;
 use crate::pods::ahead::SLOT;
 use crate::pods::event::{Failure, ImageOrder, PodAction};
 use crate::pods::keys::{ObjectKind, ObjectName};
-use crate::pods::life::{Context, Life, Origin, pull_retry, pull_words};
+use crate::pods::life::{Context, Life, Origin};
 use crate::pods::spec::{Pod, pull_policy};
 use crate::pods::steps::starting::credentials;
 use kedge_api::PULL_AHEAD_ANNOTATION;
@@ -24,8 +24,8 @@ impl Life {
         let Some(next) = self.ahead.next() else { return };
         let policy = Some(next.policy.as_str()).filter(|policy| !policy.is_empty());
         let (image, policy) = (next.image.clone(), pull_policy(&next.image, policy));
-        if !self.ahead.retry.is_due(ctx.now.mono) {
-            self.wake_at(self.ahead.retry.due());
+        if let Some(due) = self.ahead.wait(ctx.now) {
+            self.wake_at(due);
             return;
         }
         for secret in pod.spec.image_pull_secrets.iter().filter(|_| ctx.can_read) {
@@ -34,7 +34,7 @@ impl Life {
             ctx.objects.want(ctx.now, &name, ctx.actions);
         }
         let Some(credentials) = credentials(pod, ctx) else { return };
-        self.ahead.pulling = Some(image.clone());
+        self.ahead.ordered(&image);
         ctx.actions.push(PodAction::PullImage(Box::new(ImageOrder {
             pod: self.uid.clone(),
             container: SLOT.into(),
@@ -45,27 +45,14 @@ impl Life {
     }
 
     pub(crate) fn image_ahead_ready(&mut self, image: &Image, actions: &mut Vec<PodAction>) {
-        if self.ahead.answered().is_none() {
-            return;
-        }
-        let ahead = &mut self.ahead;
-        ahead.done = ahead.done.saturating_add(1);
-        ahead.failure = None;
-        ahead.retry.succeeded();
-        let (took, bytes) = image.pulled.unwrap_or_default();
-        (ahead.took, ahead.fetched_bytes) =
-            (ahead.took.saturating_add(took), ahead.fetched_bytes.saturating_add(bytes));
-        if let Some((true, reason, message)) = ahead.judged() {
-            self.announce(false, reason, format!("Pulled ahead for revision {message}"), actions);
+        if let Some((reason, message)) = self.ahead.pulled(image) {
+            self.announce(false, reason, message, actions);
         }
     }
 
     pub(crate) fn image_ahead_failed(&mut self, now: Now, failure: &Failure, actions: &mut Vec<PodAction>) {
-        let Some(image) = self.ahead.answered() else { return };
-        let ahead = &mut self.ahead;
-        pull_retry(&mut ahead.retry, now, failure);
-        let (reason, event, text, told) = pull_words(&image, failure, ahead.retry.failures() > 1);
-        ahead.failure = Some((reason, text));
-        self.announce(true, event, format!("Pulling ahead for the next pod: {told}"), actions);
+        if let Some((event, message)) = self.ahead.failed(now, failure) {
+            self.announce(true, event, message, actions);
+        }
     }
 }

@@ -4,29 +4,24 @@ use crate::answer::Now;
 use crate::images::image::Image;
 use crate::pods::event::{Failure, ImageOrder, PodAction};
 use crate::pods::image_volumes::SLOT;
-use crate::pods::life::{Context, Life, pull_retry, pull_words};
+use crate::pods::life::{Context, Life};
+use crate::pods::pulls::pull_words;
 use crate::pods::spec::{Pod, pull_policy};
 use crate::pods::steps::starting::credentials;
 
 impl Life {
     /// Orders the next image; returns whether all are on the node.
     pub(crate) fn see_to_image_volumes(&mut self, pod: &Pod, ctx: &mut Context<'_>) -> bool {
-        let known = &self.image_volumes;
-        if known.pulling.is_some() {
+        if self.image_volumes.are_pulled() {
             return false;
         }
-        let volumes = pod.spec.volumes.iter();
-        let mut images = volumes.filter_map(|volume| Some((&volume.name, volume.image.as_ref()?)));
-        let Some((volume, image)) = images.find(|(volume, _)| known.id(volume).is_none()) else {
-            return true;
-        };
-        if !known.retry.is_due(ctx.now.mono) {
-            let due = known.retry.due();
+        let Some((volume, image)) = self.image_volumes.missing(pod) else { return true };
+        if let Some(due) = self.image_volumes.wait(ctx.now) {
             self.wake_at(due);
             return false;
         }
         let Some(credentials) = credentials(pod, ctx) else { return false };
-        self.image_volumes.pulling = Some((volume.clone(), image.reference.clone()));
+        self.image_volumes.ordered(volume, &image.reference);
         let policy = Some(image.pull_policy.as_str()).filter(|policy| !policy.is_empty());
         ctx.actions.push(PodAction::PullImage(Box::new(ImageOrder {
             pod: self.uid.clone(),
@@ -40,23 +35,22 @@ impl Life {
 
     /// The ordered image is on the node.
     pub(crate) fn image_volume_ready(&mut self, image: Image, actions: &mut Vec<PodAction>) {
-        let Some((volume, reference)) = self.image_volumes.pulling.take() else { return };
-        self.image_volumes.retry.succeeded();
+        let was_pulled = image.pulled.is_some();
+        let Some((volume, reference)) = self.image_volumes.pulled(image.id) else { return };
         self.is_dirty = true;
         for name in self.mounting(&volume) {
             self.containers.entry(name).or_default().waiting = None;
         }
-        self.image_volumes.ready.insert(volume.clone(), image.id);
-        if image.pulled.is_some() {
+        if was_pulled {
             let message = format!("Successfully pulled image {reference:?} of volume {volume:?}");
             self.announce(false, "Pulled", message, actions);
         }
     }
 
     pub(crate) fn image_volume_failed(&mut self, now: Now, failure: &Failure, actions: &mut Vec<PodAction>) {
-        let Some((volume, reference)) = self.image_volumes.pulling.take() else { return };
-        pull_retry(&mut self.image_volumes.retry, now, failure);
-        let is_backing_off = self.image_volumes.retry.failures() > 1;
+        let Some((volume, reference, is_backing_off)) = self.image_volumes.failed(now, failure) else {
+            return;
+        };
         let (reason, event, text, told) = pull_words(&reference, failure, is_backing_off);
         for name in self.mounting(&volume) {
             self.containers.entry(name).or_default().waiting = Some((reason, text.clone()));
