@@ -3,6 +3,7 @@
 //! Each is a [`Controller`]: inputs and outputs at its top, a pure `reconcile` below. Left to others: the
 //! runner (`kedge-hub`).
 
+pub mod bootstrap_tokens;
 pub mod certificates;
 mod clock;
 mod controller;
@@ -49,6 +50,7 @@ mod tests {
     use crate::state::{Batch, Index, Leases, Order, Require, Restored, Seen, Sink, Spaces, Write, restore};
     use kedge_rig::Random;
 
+    mod bootstrap_tokens;
     mod daemon_sets;
     mod design_document;
     mod hostile;

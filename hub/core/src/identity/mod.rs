@@ -25,6 +25,7 @@ mod references;
 pub mod token;
 
 pub use attributes::{Attributes, ClusterView};
+pub(crate) use authorizer::CLUSTER_INFO;
 pub use authorizer::rules;
 pub use identity::{CREDENTIAL_ID, ISSUE_NUMBER, Identity, certificate_id};
 pub use impersonation::effective;
