@@ -1,9 +1,9 @@
-//! Sends requests to the running hub of a data directory, as its administrator: for the commands `node` and
-//! `rollout`.
+//! Sends requests to the running hub of a data directory, as its administrator: for the commands `node`,
+//! `token` and `rollout`.
 //!
 //! Always holds: over TLS, trusting that directory's authority alone; every wait has a limit, every answer a
 //! size. Without a running hub the error says so. Left to others: the requests themselves (`node_command`,
-//! `rollout_command`).
+//! `token_command`, `rollout_command`).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ async fn exchange(
     stream.take(ANSWER_BYTES).read_to_end(&mut answer).await.map_err(|error| failed(&error))?;
     let (code, value) = parse(&answer).ok_or_else(|| failed(&"the answer is not a hub's"))?;
     match code {
-        200 => Ok(value),
+        200 | 201 => Ok(value),
         _ => Err(failed(&format!("{code} {}", value["message"].as_str().unwrap_or_default()))),
     }
 }

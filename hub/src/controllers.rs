@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use kedge_hub_core::ApiError;
 use kedge_hub_core::controllers::{
-    Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, certificates, daemon_sets,
-    events, garbage, namespaces, nodes, pods, root_certificate, scheduler, service_accounts,
-    system_namespaces, taint_eviction,
+    Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, bootstrap_tokens,
+    certificates, daemon_sets, events, garbage, namespaces, nodes, pods, root_certificate, scheduler,
+    service_accounts, system_namespaces, taint_eviction,
 };
 use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, Kind, POD};
 use kedge_hub_core::object::{Event, Object};
@@ -73,6 +73,12 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
     let ca = tools.pki.ca_text();
     running
         .spawn(run(hub.clone(), tools.clone(), move || root_certificate::RootCertificate::new(ca.clone())));
+    // without an address nobody can join
+    if let Some(url) = hub.tokens().map(|tokens| tokens.url.clone()) {
+        let info = tools.pki.cluster_info(&url);
+        let new = move || bootstrap_tokens::BootstrapTokens::new(info.clone());
+        running.spawn(run(hub.clone(), tools.clone(), new));
+    }
     running.spawn(run(hub.clone(), tools, certificates::Certificates::default));
     running
 }

@@ -4,6 +4,8 @@
 //! options are complete: later code fills in no defaults. Errors name the flag, the value found and the value
 //! expected.
 
+mod token;
+
 use std::ffi::OsString;
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -17,6 +19,8 @@ use crate::pki::{is_dns_subdomain, is_host};
 use kedge_hub_core::controllers::daemon_sets::Defaults;
 use kedge_hub_core::controllers::nodes::MINIMUM_GRACE;
 use kedge_hub_core::value::duration;
+pub use token::{NewToken, NodeBootstrap, TokenAct, TokenCommand, Wanted};
+use token::{RawToken, of_token};
 
 /// Kubernetes' own port for its API.
 const DEFAULT_LISTEN: &str = "0.0.0.0:6443";
@@ -34,6 +38,10 @@ kedge-hub: a Kubernetes API server in one process, for edge devices
 Usage:
   kedge-hub serve [FLAGS]
   kedge-hub node-kubeconfig NAME [--out FILE] [--data-dir DIR] [--advertise HOST[:PORT]]
+  kedge-hub node-bootstrap NAME [--ttl DURATION] [--out FILE] [--data-dir DIR] [--advertise HOST:PORT]
+  kedge-hub token create --node NAME|--names FILE|--any-node [--ttl DURATION] [--uses N] [--approve]
+                         [--description TEXT] [--data-dir DIR] [--advertise HOST:PORT] [--output json]
+  kedge-hub token list|revoke ID [--data-dir DIR] [--output json]
   kedge-hub node list|revoke NAME|readmit NAME [--data-dir DIR] [--output json]
   kedge-hub rollout NAME [-n NAMESPACE] [--watch] [--data-dir DIR] [--output json]
   kedge-hub backup FILE [--data-dir DIR]
@@ -43,6 +51,12 @@ Commands:
   serve            run the hub; prints its address, its CA and its kubeconfig once it is ready
   node-kubeconfig  make a kubeconfig with new credentials for the node NAME, and print it or write it to --out; the hub
                    may be running; a node that is revoked gets none
+  node-bootstrap   make a kubeconfig with a token, by which the node NAME asks for its own certificate: its key never
+                   leaves the device; the hub must be running
+  token create     make a token by which a machine joins, and print the line to run there; --names prints NAME TOKEN
+                   for each name; the hub must be running
+  token list       print the tokens, without their secrets; the hub must be running
+  token revoke     make the token ID useless; machines that joined by it stay; the hub must be running
   node list        print the nodes: state, expiry of their certificate, last contact; the hub must be
                    running
   node revoke      refuse all credentials of the node NAME from now on, end its connections, sign it no certificate;
@@ -65,8 +79,16 @@ Flags:
   --rollout-pre-pull on|off updates of DaemonSets stop a pod once the next one's images are on its node (on), or at once,
                             as upstream does (off), unless the annotation kedge.dev/pre-pull of the set says otherwise [on]
   --log-level LEVEL         least severe level logged: error, warn, info or debug [info]
-  --output FORMAT           of node and rollout: table or json [table]
-  --out FILE                of node-kubeconfig: write it there, readable by its owner alone, instead of printing it
+  --output FORMAT           of node, token and rollout: table or json [table]
+  --out FILE                of node-kubeconfig and node-bootstrap: write it there, readable by its owner alone, instead of
+                            printing it
+  --node NAME               of token create: the node that may join by it, or the beginning of names and a *: edge-*
+  --names FILE              of token create: make one token for each name in FILE, one name a line
+  --any-node                of token create: the machine chooses its name
+  --ttl DURATION            of token create and node-bootstrap: how long it is valid, 1m to 5 years: 12h, 90d [24h]
+  --uses N                  of token create and node-bootstrap: how many machines may join by it, 1 to 1000, or unlimited [1]
+  --approve                 of token create, for a beginning of names or any node: requests are approved without a person
+  --description TEXT        of token create and node-bootstrap: what it is for, for others to read
   --reason TEXT             of node revoke: why, for others to read
   --force                   of node revoke: also a name that this hub does not know
   --empty                   of restore: begin anew with no objects, if no backup is left; versions go on, and
@@ -87,6 +109,10 @@ pub enum Command {
     Serve(Serve),
     /// Print credentials for a node.
     NodeKubeconfig(NodeKubeconfig),
+    /// Make, list or revoke bootstrap tokens.
+    Token(TokenCommand),
+    /// Print a bootstrap kubeconfig for a node.
+    NodeBootstrap(NodeBootstrap),
     /// List, revoke or readmit nodes.
     Node(NodeCommand),
     /// Show the progress of an update.
@@ -226,12 +252,12 @@ impl fmt::Display for FlagError {
                 write!(formatter, "{flag} is {found:?}, expected {expected}")
             }
             FlagError::Command(None) => formatter.write_str(
-                "no command given, expected serve, node-kubeconfig, node, rollout, backup or restore",
+                "no command given, expected serve, node-kubeconfig, node-bootstrap, token, node, rollout, backup or restore",
             ),
             FlagError::Command(Some(found)) => {
                 write!(
                     formatter,
-                    "unknown command {found:?}, expected serve, node-kubeconfig, node, rollout, backup or restore"
+                    "unknown command {found:?}, expected serve, node-kubeconfig, node-bootstrap, token, node, rollout, backup or restore"
                 )
             }
             FlagError::Unused { flag, command } => write!(formatter, "{flag} has no meaning for {command}"),
@@ -259,6 +285,7 @@ struct Raw {
     namespace: Option<String>,
     watch: bool,
     empty: bool,
+    token: RawToken,
     words: Vec<String>,
 }
 
@@ -293,6 +320,13 @@ where
             Long("force") => raw.force = true,
             Long("out") => raw.out = Some(parser.value().map_err(FlagError::Syntax)?.into()),
             Long("empty") => raw.empty = true,
+            Long("node") => raw.token.node = Some(text(&mut parser)?),
+            Long("names") => raw.token.names = Some(parser.value().map_err(FlagError::Syntax)?.into()),
+            Long("any-node") => raw.token.any_node = true,
+            Long("ttl") => raw.token.ttl = Some(text(&mut parser)?),
+            Long("uses") => raw.token.uses = Some(text(&mut parser)?),
+            Long("approve") => raw.token.approve = true,
+            Long("description") => raw.token.description = Some(text(&mut parser)?),
             Value(word) => raw.words.push(word.string().map_err(FlagError::Syntax)?),
             other => return Err(FlagError::Syntax(other.unexpected())),
         }
@@ -301,6 +335,8 @@ where
     match raw.words.first().map(String::as_str) {
         Some("serve") => serve(raw),
         Some("node-kubeconfig") => node_kubeconfig(raw),
+        Some("node-bootstrap") => token::node_bootstrap(raw),
+        Some("token") => token::token(raw),
         Some("node") => node(raw),
         Some("rollout") => rollout(raw),
         Some("backup") => copy(raw).map(Command::Backup),
@@ -352,6 +388,7 @@ fn unused_outside_node(raw: &Raw, command: &'static str) -> Result<(), FlagError
     refuse(command, &[("--output", raw.output.is_some()), ("--empty", raw.empty)])?;
     refuse(command, &of_node(raw))?;
     refuse(command, &of_rollout(raw))?;
+    refuse(command, &of_token(raw))?;
     match command {
         NODE_KUBECONFIG => Ok(()),
         _ => refuse(command, &of_kubeconfig(raw)),
@@ -384,6 +421,7 @@ fn rollout(raw: Raw) -> Result<Command, FlagError> {
     refuse("rollout", &[("--advertise", !raw.advertise.is_empty()), ("--empty", raw.empty)])?;
     refuse("rollout", &of_node(&raw))?;
     refuse("rollout", &of_kubeconfig(&raw))?;
+    refuse("rollout", &of_token(&raw))?;
     let namespace = raw.namespace.as_deref().unwrap_or("default").to_owned();
     if !is_dns_subdomain(&namespace) {
         return Err(value("--namespace", &namespace, "the name of a namespace"));
@@ -408,6 +446,7 @@ fn node(raw: Raw) -> Result<Command, FlagError> {
     refuse("node", &[("--advertise", !raw.advertise.is_empty()), ("--empty", raw.empty)])?;
     refuse("node", &of_rollout(&raw))?;
     refuse("node", &of_kubeconfig(&raw))?;
+    refuse("node", &of_token(&raw))?;
     let json = is_json(raw.output.as_deref())?;
     let (reason, same_credentials, force) = (raw.reason, raw.same_credentials, raw.force);
     let no_force = [("--force", force)];
@@ -458,6 +497,7 @@ fn unused_beside_files(raw: &Raw, command: &'static str) -> Result<(), FlagError
     refuse(command, &[("--output", raw.output.is_some()), ("--advertise", !raw.advertise.is_empty())])?;
     refuse(command, &[("--out", raw.out.is_some())])?;
     refuse(command, &of_node(raw))?;
+    refuse(command, &of_token(raw))?;
     refuse(command, &of_rollout(raw))
 }
 
@@ -473,19 +513,24 @@ fn node_kubeconfig(raw: Raw) -> Result<Command, FlagError> {
         }
         words => return Err(value(COMMAND, &words[1..].join(" "), "one node name")),
     };
-    let advertise = match raw.advertise.as_slice() {
-        [] => None,
-        [text] => match advertised(text)? {
-            Advertised { port: None, .. } => return Err(value("--advertise", text, "HOST:PORT with a port")),
-            advertised => Some(advertised),
-        },
-        several => return Err(value("--advertise", &several.join(" "), "one address: a node has one hub")),
-    };
+    let advertise = node_address(&raw.advertise)?;
     if raw.out.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
         return Err(value("--out", "", "the name of a file"));
     }
     let (data_dir, out) = (data_dir(raw.data_dir)?, raw.out);
     Ok(Command::NodeKubeconfig(NodeKubeconfig { name, data_dir, advertise, out }))
+}
+
+/// The hub's address for a node, if it is given.
+fn node_address(given: &[String]) -> Result<Option<Advertised>, FlagError> {
+    match given {
+        [] => Ok(None),
+        [text] => match advertised(text)? {
+            Advertised { port: None, .. } => Err(value("--advertise", text, "HOST:PORT with a port")),
+            advertised => Ok(Some(advertised)),
+        },
+        several => Err(value("--advertise", &several.join(" "), "one address: a node has one hub")),
+    }
 }
 
 fn value(flag: &'static str, found: &str, expected: &str) -> FlagError {

@@ -35,13 +35,8 @@ pub fn run(options: &NodeKubeconfig) -> Result<Printed, String> {
     }
     let url = advertise.as_ref().map(|to| server_url(&to.host, to.port.unwrap_or_default()));
     let mut warnings = Vec::new();
-    if url.is_none()
-        && let Some(guess) = pki::guessed_url(data_dir)
-    {
-        warnings.push(format!(
-            "the kubeconfig names {guess}, this machine's own name: does node {name} find the hub by it? If not, start the hub with \
-             --advertise HOST[:PORT], or give --advertise HOST:PORT here"
-        ));
+    if url.is_none() {
+        warnings.extend(guess(data_dir, &format!("does node {name} find")));
     }
     let file = out.as_deref().map(checked).transpose()?;
     let made = pki::node_kubeconfig(data_dir, name, url, OffsetDateTime::now_utc());
@@ -54,8 +49,17 @@ pub fn run(options: &NodeKubeconfig) -> Result<Printed, String> {
     })
 }
 
+/// The warning that the address of the hub is a guess, if it is; `finds`: the beginning of its question.
+pub(crate) fn guess(data_dir: &Path, finds: &str) -> Option<String> {
+    let guess = pki::guessed_url(data_dir)?;
+    Some(format!(
+        "the hub's address is {guess}, this machine's own name: {finds} the hub by it? If not, start the hub with --advertise \
+         HOST[:PORT], or give --advertise HOST:PORT here"
+    ))
+}
+
 /// The reason why a node gets no credentials; `None` if it may have them.
-fn refusal(data_dir: &Path, name: &str) -> Result<Option<String>, String> {
+pub(crate) fn refusal(data_dir: &Path, name: &str) -> Result<Option<String>, String> {
     let found = look::object(data_dir, &CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
     let found = found.map_err(|error| format!("cannot tell whether node {name} is revoked: {error}"))?;
     let Some(config_map) = found.filter(|config_map| DenyList::read(config_map).is_revoked(name)) else {
@@ -76,7 +80,7 @@ fn refusal(data_dir: &Path, name: &str) -> Result<Option<String>, String> {
 }
 
 /// Checks that the file at this path may be replaced; returns its path.
-fn checked(path: &Path) -> Result<PathBuf, String> {
+pub(crate) fn checked(path: &Path) -> Result<PathBuf, String> {
     match fs::symlink_metadata(path) {
         Ok(found) if !found.is_file() => {
             Err(format!("--out is {}, which is no file; give the name of a file", path.display()))

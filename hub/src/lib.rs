@@ -13,7 +13,7 @@
 //! | `guard` | which loops make progress; systemd's watchdog |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki` | the certificate authority, serving and client certificates |
-//! | `node_command`, `rollout_command` | `kedge-hub node` and `rollout`: ask the running hub (`asking`) |
+//! | `node_command`, `token_command`, `rollout_command` | `kedge-hub node`, `token` and `rollout`: ask the running hub (`asking`) |
 //! | `flags`, `addresses`, `logging` | the command line, the names and URLs of the hub, the log |
 //! | `bucket`, `files`, `own` | rates, for `server` and `audit`; small durable files; reading JSON that the hub wrote |
 //!
@@ -45,6 +45,7 @@ pub mod requests;
 pub mod rollout_command;
 pub mod server;
 pub mod store;
+pub mod token_command;
 
 /// `server::allocations` reads its counts.
 #[cfg(test)]

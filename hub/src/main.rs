@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kedge_hub::capacity::{Capacity, Machine};
-use kedge_hub::flags::{self, Command, NodeKubeconfig, Restore, Serve};
+use kedge_hub::flags::{self, Command, Restore, Serve};
+use kedge_hub::kubeconfig_command::Printed;
 use kedge_hub::pki::{self, Pki};
 use kedge_hub::probe::Probe;
 use kedge_hub::store::backup;
 use kedge_hub::{
     Hub, VERSION, addresses, controllers, denials, guard, kubeconfig_command, logging, node_command,
-    rollout_command, server,
+    rollout_command, server, token_command,
 };
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
@@ -51,7 +52,12 @@ fn run(command: Command) -> Result<(), String> {
     match command {
         Command::Help => print(flags::HELP),
         Command::Version => print(&format!("kedge-hub {VERSION}\n")),
-        Command::NodeKubeconfig(options) => node_kubeconfig(&options),
+        Command::NodeKubeconfig(options) => printed(&kubeconfig_command::run(&options)?),
+        Command::NodeBootstrap(options) => {
+            printed(&small_runtime()?.block_on(token_command::bootstrap(&options))?)
+        }
+        Command::Token(command) => small_runtime()?
+            .block_on(token_command::run(&command, print, |text| eprintln!("kedge-hub: {text}"))),
         Command::Node(command) => print(&small_runtime()?.block_on(node_command::run(&command))?),
         Command::Rollout(command) => small_runtime()?.block_on(rollout_command::run(&command, print)),
         Command::Backup(options) => {
@@ -110,9 +116,8 @@ fn small_runtime() -> Result<tokio::runtime::Runtime, String> {
     runtime.map_err(|error| format!("cannot start the runtime: {error}"))
 }
 
-fn node_kubeconfig(options: &NodeKubeconfig) -> Result<(), String> {
-    let printed = kubeconfig_command::run(options)?;
-    for warning in printed.warnings {
+fn printed(printed: &Printed) -> Result<(), String> {
+    for warning in &printed.warnings {
         eprintln!("kedge-hub: warning: {warning}");
     }
     print(&printed.out)

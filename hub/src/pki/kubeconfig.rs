@@ -45,6 +45,52 @@ current-context: kedge
     )
 }
 
+/// The kubeconfig in `kube-public/cluster-info`: where the hub is and how to verify it, and no user. As
+/// kubeadm's, its cluster has no name, by which `kubeadm join` finds it.
+pub(super) fn cluster_info(server: &str, authority_pem: &str) -> String {
+    let authority = STANDARD.encode(authority_pem);
+    format!(
+        "apiVersion: v1
+kind: Config
+clusters:
+- name: \"\"
+  cluster:
+    server: \"{server}\"
+    certificate-authority-data: {authority}
+contexts: []
+current-context: \"\"
+preferences: {{}}
+users: []
+"
+    )
+}
+
+/// A kubeconfig for the first request of the node `user`, by a bootstrap token. The name of the user tells
+/// the agent which node it is; the token consists of letters, digits and a dot.
+pub(super) fn bootstrap(server: &str, authority_pem: &str, user: &str, token: &str) -> String {
+    let authority = STANDARD.encode(authority_pem);
+    format!(
+        "apiVersion: v1
+kind: Config
+clusters:
+- name: kedge
+  cluster:
+    server: \"{server}\"
+    certificate-authority-data: {authority}
+users:
+- name: \"{user}\"
+  user:
+    token: \"{token}\"
+contexts:
+- name: \"{user}\"
+  context:
+    cluster: kedge
+    user: \"{user}\"
+current-context: \"{user}\"
+"
+    )
+}
+
 /// `https://HOST:PORT`, an IPv6 address in brackets.
 pub fn server_url(host: &str, port: u16) -> String {
     match host.parse::<IpAddr>() {

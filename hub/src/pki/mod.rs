@@ -30,6 +30,7 @@ use kedge_hub_core::identity::certificate_request::Request;
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use time::{Duration, OffsetDateTime};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::audit::{ObjectRef, append_line, certificate_notes};
 use crate::files::{self, Flush};
@@ -194,6 +195,11 @@ impl Pki {
         self.authority.certificate_pem()
     }
 
+    /// The kubeconfig for `kube-public/cluster-info`, which names the hub at `url`.
+    pub fn cluster_info(&self, url: &str) -> String {
+        kubeconfig::cluster_info(url, &self.ca_text())
+    }
+
     /// The key of service account tokens; `url` is where the documents of the issuer are served.
     pub fn tokens(&self, url: &str) -> Result<Tokens, PkiError> {
         Tokens::open(&self.data_dir.join("pki/tokens.pem"), url)
@@ -292,6 +298,51 @@ pub fn node_kubeconfig(
         .map_err(|source| PkiError::Unrecorded { name: name.to_owned(), source })?;
     let user = format!("{NODE_USER_PREFIX}{name}");
     Ok(kubeconfig::text(&url, &authority.certificate_pem(), &user, &node.certificate_pem(), &node.key_pem()))
+}
+
+/// What a machine needs to join a hub besides a token: the hub's address and its authority.
+#[derive(Debug)]
+pub struct Meeting {
+    /// `https://HOST:PORT`.
+    pub url: String,
+    authority_pem: String,
+    /// SHA-256 of the authority's public key (DER of `SubjectPublicKeyInfo`), hexadecimal: kubeadm's
+    /// `--discovery-token-ca-cert-hash` after `sha256:`.
+    pub authority_hash: String,
+}
+
+impl Meeting {
+    /// Reads it from a hub's directory; `url`: the hub's address for the machine, else the one that the hub
+    /// last published.
+    ///
+    /// # Errors
+    /// The directory is not that of a hub that was started once.
+    pub fn read(data_dir: &Path, url: Option<String>) -> Result<Meeting, PkiError> {
+        let path = data_dir.join("pki/ca.pem");
+        if !exists(&path)? && !exists(&data_dir.join("ca.crt"))? {
+            return Err(PkiError::NoAuthority { data_dir: data_dir.to_owned() });
+        }
+        let authority = load_authority(&path)?;
+        let url = match url {
+            Some(url) => url,
+            None => published_url(data_dir)?,
+        };
+        let authority_hash = public_key_hash(authority.certificate())
+            .ok_or_else(|| PkiError::Corrupt { path, why: "its certificate has no public key".to_owned() })?;
+        Ok(Meeting { url, authority_pem: authority.certificate_pem(), authority_hash })
+    }
+
+    /// The kubeconfig by which the node `name` asks for its first certificate.
+    pub fn bootstrap_kubeconfig(&self, name: &str, token: &str) -> String {
+        kubeconfig::bootstrap(&self.url, &self.authority_pem, &format!("{NODE_USER_PREFIX}{name}"), token)
+    }
+}
+
+/// SHA-256 of a certificate's public key, hexadecimal.
+fn public_key_hash(der: &[u8]) -> Option<String> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    let digest = ring::digest::digest(&ring::digest::SHA256, certificate.public_key().raw);
+    Some(digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Writes a file for its owner alone, durably.

@@ -200,3 +200,160 @@ fn guesses_end_after_ten_a_minute() {
     assert_eq!(found["status"].get("user"), None, "{found}");
     shows_no_secret(&hub);
 }
+
+const INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
+
+/// Runs a command that succeeds; returns its output.
+#[track_caller]
+fn command(hub: &Hub, words: &[&str]) -> String {
+    let outcome = hub.command(words);
+    assert_eq!(outcome.code, Some(0), "{words:?}: {}", outcome.err);
+    outcome.out
+}
+
+/// Runs a command that fails, with this text.
+#[track_caller]
+fn fails(hub: &Hub, words: &[&str], why: &str) {
+    let outcome = hub.command(words);
+    assert_ne!(outcome.code, Some(0), "{words:?}: {}", outcome.out);
+    assert!(outcome.err.contains(why), "{words:?}: {}", outcome.err);
+}
+
+/// SHA-256 of the public key of the hub's authority.
+fn authority_hash(hub: &Hub) -> String {
+    let pem = fs::read(hub.data_dir.join("ca.crt")).unwrap();
+    let (_, pem) = x509_parser::pem::parse_x509_pem(&pem).unwrap();
+    let key = pem.parse_x509().unwrap().public_key().raw.to_vec();
+    let digest = ring::digest::digest(&ring::digest::SHA256, &key);
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn token_of_the_command_joins_and_is_revoked() {
+    let hub = Hub::new();
+    let line = command(&hub, &["token", "create", "--node", "edge-1", "--description", "shop 7"]);
+    let (echo, join) = line.trim().split_once(" | ").unwrap();
+    let token = echo.strip_prefix("echo ").unwrap().to_owned();
+    let (id, secret) = token.split_once('.').unwrap();
+    let hash = authority_hash(&hub);
+    let expect =
+        format!("kedge join {} --ca-cert-hash sha256:{hash} --node-name edge-1 --token-file -", hub.url);
+    assert_eq!(join, expect);
+    let mut device = Bearer::new(&hub, &token);
+    device.send("POST", REQUESTS, &of_node("r", "edge-1")).expect(201);
+    assert_eq!(device.send("POST", REQUESTS, &of_node("s", "edge-2")).code, 403);
+    for format in ["table", "json"] {
+        let list = command(&hub, &["token", "list", "--output", format]);
+        for part in [id, "edge-1", "Usable", "by itself", "shop 7"] {
+            assert!(list.contains(part), "{part}: {list}");
+        }
+        assert!(!list.contains(secret), "{list}");
+    }
+    command(&hub, &["token", "revoke", &token]);
+    assert_eq!(device.get("/api").code, 401);
+    fails(&hub, &["token", "revoke", id], "there is no bootstrap token");
+    assert_eq!(command(&hub, &["token", "list"]).lines().count(), 1);
+    let logs =
+        ["audit.log", "audit-others.log"].map(|log| fs::read_to_string(hub.data_dir.join(log)).unwrap());
+    let logs = logs.join("") + &hub.log();
+    assert!(logs.contains(&format!("bootstrap-token-{id}")) && !logs.contains(secret), "{logs}");
+}
+
+#[test]
+fn each_name_of_a_file_gets_its_token() {
+    let hub = Hub::new();
+    let file = hub.data_dir.join("names");
+    let path = file.to_str().unwrap();
+    for (text, why) in [
+        ("edge-1\nEdge\n", "line 2: \"Edge\" is no name of a node"),
+        ("edge-1\n\nedge-1", "line 3: \"edge-1\" is there twice"),
+        ("# none\n", "it has no names"),
+    ] {
+        fs::write(&file, text).unwrap();
+        fails(&hub, &["token", "create", "--names", path], why);
+    }
+    fs::write(&file, "# shops\nedge-1\n edge-2 \n").unwrap();
+    let out = command(&hub, &["token", "create", "--names", path, "--ttl", "90d"]);
+    let lines: Vec<(&str, &str)> = out.lines().map(|line| line.split_once(' ').unwrap()).collect();
+    let names: Vec<&str> = lines.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["edge-1", "edge-2"]);
+    let mut device = Bearer::new(&hub, lines[1].1);
+    device.send("POST", REQUESTS, &of_node("r", "edge-2")).expect(201);
+    assert_eq!(device.send("POST", REQUESTS, &of_node("s", "edge-1")).code, 403);
+    // they sign nothing, so that the ConfigMap stays small
+    let info = hub.anonymous().get(INFO).expect(200);
+    assert_eq!(info["data"].as_object().unwrap().keys().collect::<Vec<_>>(), ["kubeconfig"]);
+    command(&hub, &["node", "revoke", "edge-2", "--force"]);
+    fails(&hub, &["token", "create", "--names", path], "node edge-2 was revoked");
+    fails(&hub, &["token", "create", "--node", "edge-2"], "node edge-2 was revoked");
+    fails(&hub, &["node-bootstrap", "edge-2"], "node edge-2 was revoked");
+    assert_eq!(command(&hub, &["token", "list"]).lines().count(), 3, "no token was made");
+}
+
+#[test]
+fn bootstrap_kubeconfig_names_hub_node_and_token() {
+    let hub = Hub::new();
+    let text = command(&hub, &["node-bootstrap", "edge-1"]);
+    for part in ["current-context: \"system:node:edge-1\"", "- name: \"system:node:edge-1\"", &hub.url] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let token =
+        text.lines().find_map(|line| line.trim().strip_prefix("token: \"")).unwrap().trim_matches('"');
+    Bearer::new(&hub, token).send("POST", REQUESTS, &of_node("r", "edge-1")).expect(201);
+    let file = hub.data_dir.join("b");
+    let out = command(&hub, &["node-bootstrap", "edge-1", "--out", file.to_str().unwrap(), "--ttl", "1h"]);
+    assert!(out.contains("keep it secret") && !out.contains("token:"), "{out}");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&file).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn cluster_info_is_for_everybody_and_follows_tokens() {
+    let hub = Hub::new();
+    let mut admin = hub.admin();
+    let mut anonymous = hub.anonymous();
+    let mut keys = |expect: &[&str]| {
+        // the controller is a moment behind
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        loop {
+            let data = anonymous.get(INFO).expect(200)["data"].take();
+            let found: Vec<&str> = data.as_object().unwrap().keys().map(String::as_str).collect();
+            if found == expect {
+                return data;
+            }
+            assert!(std::time::Instant::now() < end, "{found:?} {expect:?}");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    };
+    let data = keys(&["kubeconfig"]);
+    let kubeconfig = data["kubeconfig"].as_str().unwrap();
+    let authority = fs::read(hub.data_dir.join("ca.crt")).unwrap();
+    let authority = kedge_hub_core::kinds::schema::base64_encode(&authority);
+    for part in [&*authority, &*hub.url, "- name: \"\""] {
+        assert!(kubeconfig.contains(part), "{part}: {kubeconfig}");
+    }
+    admin.post(SECRETS, &secret(json!({"usage-bootstrap-signing": "true"}))).expect(201);
+    let signed = keys(&["jws-kubeconfig-abcdef", "kubeconfig"]);
+    let token = admin.get(&format!("{SECRETS}/bootstrap-token-abcdef")).expect(200);
+    let token = kedge_hub_core::identity::bootstrap_token::BootstrapToken::from_secret(&token).unwrap();
+    assert_eq!(signed["jws-kubeconfig-abcdef"], token.sign(kubeconfig));
+    // a forged one is corrected
+    admin
+        .patch("merge", INFO, &json!({"data": {"kubeconfig": "x", "jws-kubeconfig-abcdef": "y"}}))
+        .expect(200);
+    while keys(&["jws-kubeconfig-abcdef", "kubeconfig"]) != signed {}
+    admin.delete(&format!("{SECRETS}/bootstrap-token-abcdef")).expect(200);
+    keys(&["kubeconfig"]);
+    let mut anonymous = hub.anonymous();
+    for (method, path) in [
+        ("GET", "/api/v1/namespaces/kube-public/configmaps"),
+        ("GET", "/api/v1/namespaces/kube-public/configmaps?fieldSelector=metadata.name%3Dcluster-info"),
+        ("GET", "/api/v1/namespaces/kube-public/configmaps/kube-root-ca.crt"),
+        ("PUT", INFO),
+        ("PATCH", INFO),
+        ("DELETE", INFO),
+    ] {
+        assert_eq!(anonymous.send(method, path, &[JSON], b"{}").code, 401, "{method} {path}");
+        anonymous = anonymous.another();
+    }
+}
