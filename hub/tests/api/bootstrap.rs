@@ -1,6 +1,8 @@
 //! Bootstrap tokens as a machine that joins, a stranger and a thief use them.
 
 use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -219,6 +221,22 @@ fn fails(hub: &Hub, words: &[&str], why: &str) {
     assert!(outcome.err.contains(why), "{words:?}: {}", outcome.err);
 }
 
+/// The data of `cluster-info` once it has these keys: its controller is a moment behind.
+#[track_caller]
+fn info_with(client: &mut Client, keys: &[&str]) -> Value {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let reply = client.get(INFO);
+        let data = if reply.code == 200 { reply.json()["data"].take() } else { Value::Null };
+        let found: Vec<&str> = data.as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect();
+        if found == keys {
+            return data;
+        }
+        assert!(Instant::now() < end, "{found:?}, expected {keys:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// SHA-256 of the public key of the hub's authority.
 fn authority_hash(hub: &Hub) -> String {
     let pem = fs::read(hub.data_dir.join("ca.crt")).unwrap();
@@ -281,8 +299,7 @@ fn each_name_of_a_file_gets_its_token() {
     device.send("POST", REQUESTS, &of_node("r", "edge-2")).expect(201);
     assert_eq!(device.send("POST", REQUESTS, &of_node("s", "edge-1")).code, 403);
     // they sign nothing, so that the ConfigMap stays small
-    let info = hub.anonymous().get(INFO).expect(200);
-    assert_eq!(info["data"].as_object().unwrap().keys().collect::<Vec<_>>(), ["kubeconfig"]);
+    info_with(&mut hub.anonymous(), &["kubeconfig"]);
     command(&hub, &["node", "revoke", "edge-2", "--force"]);
     fails(&hub, &["token", "create", "--names", path], "node edge-2 was revoked");
     fails(&hub, &["token", "create", "--node", "edge-2"], "node edge-2 was revoked");
@@ -312,19 +329,7 @@ fn cluster_info_is_for_everybody_and_follows_tokens() {
     let hub = Hub::new();
     let mut admin = hub.admin();
     let mut anonymous = hub.anonymous();
-    let mut keys = |expect: &[&str]| {
-        // the controller is a moment behind
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        loop {
-            let data = anonymous.get(INFO).expect(200)["data"].take();
-            let found: Vec<&str> = data.as_object().unwrap().keys().map(String::as_str).collect();
-            if found == expect {
-                return data;
-            }
-            assert!(std::time::Instant::now() < end, "{found:?} {expect:?}");
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-    };
+    let mut keys = |expect: &[&str]| info_with(&mut anonymous, expect);
     let data = keys(&["kubeconfig"]);
     let kubeconfig = data["kubeconfig"].as_str().unwrap();
     let authority = fs::read(hub.data_dir.join("ca.crt")).unwrap();
