@@ -17,7 +17,7 @@ pub mod update;
 use crate::options::Places;
 use crate::output;
 use crate::output::CommandError;
-use crate::slot::host::{COUNTING, look, read, status};
+use crate::slot::host::{COUNTING, inspect, read, status};
 use kedge_core::slot::{self, CommandLine, Trial, Verdict};
 use kedge_platform::Clocks;
 use kedge_platform::linux::{LinuxClocks, Roots, slots};
@@ -56,7 +56,7 @@ pub fn health(places: &Places) -> Result<(), CommandError> {
         let (process, restarts) = unit(&systemctl(&AGENT));
         let at = clocks.monotonic().saturating_sub(begin);
         let process = process.filter(|_| status.is_some());
-        trial.look(at, process, restarts, || look(&roots, status.as_ref()))
+        trial.look(at, process, restarts, || inspect(&roots, status.as_ref()))
     })
 }
 
@@ -154,7 +154,7 @@ mod tests {
         scratch.write("sys/class/watchdog/watchdog0/identity", watchdog.1);
         let at = |name| scratch.path().join(name);
         let roots = Roots { proc: at("proc"), sys: at("sys"), ..Roots::default() };
-        let found = look(&roots, Some(&json!({"lease": {"secondsSinceRenewal": renewed}})));
+        let found = inspect(&roots, Some(&json!({"lease": {"secondsSinceRenewal": renewed}})));
         assert_eq!(slot::words(&found, ","), expected, "{mount:?} {watchdog:?} {renewed}");
     }
 
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn silent_agent_has_no_contact() {
-        assert!(!look(&Roots::default(), None).contains(&Work::Contact));
+        assert!(!inspect(&Roots::default(), None).contains(&Work::Contact));
     }
 
     #[test]

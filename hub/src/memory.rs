@@ -210,7 +210,7 @@ pub struct Sender {
 }
 
 impl Sink for Sender {
-    fn take(&self, event: &Arc<Event>, seen: Seen) -> bool {
+    fn queue(&self, event: &Arc<Event>, seen: Seen) -> bool {
         let news = match &self.client {
             None => Some(News::Event(Arc::clone(event))),
             Some(client) if client.reader.is_over.load(Ordering::Acquire) => None,

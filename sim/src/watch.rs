@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct Feed(Arc<Mutex<VecDeque<Arc<Event>>>>);
 
 impl Sink for Feed {
-    fn take(&self, event: &Arc<Event>, _: Seen) -> bool {
+    fn queue(&self, event: &Arc<Event>, _: Seen) -> bool {
         self.waiting().push_back(event.clone());
         !self.is_dropped()
     }

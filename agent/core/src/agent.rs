@@ -351,7 +351,7 @@ impl Actors {
                     self.heartbeat.machine_stops(stops);
                 }
                 if let Some(pods) = &mut self.pods {
-                    pods.take(*event, turn);
+                    pods.receive(*event, turn);
                 }
             }
             Event::Heard { server, event } => self.heard_from(server, *event, turn),

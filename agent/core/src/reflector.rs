@@ -118,7 +118,7 @@ impl Reflector {
         let objects = match listing {
             Listing::Objects(objects) if self.is_shared => {
                 let mut shares = Shares::default();
-                objects.into_iter().map(|object| shares.take(object)).collect()
+                objects.into_iter().map(|object| shares.admit(object)).collect()
             }
             Listing::Objects(objects) => self.of_asked(objects),
             Listing::Unchanged(version) => {
@@ -176,7 +176,7 @@ impl Reflector {
         }
         let mut object = object;
         if self.is_shared {
-            object = self.shares_without(&name).take(object);
+            object = self.shares_without(&name).admit(object);
         }
         let is = known_as(&object);
         if before.as_ref().is_some_and(|before| before.version == is.version && !is.version.1.is_empty()) {

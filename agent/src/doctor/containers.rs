@@ -73,7 +73,7 @@ impl Running {
 }
 
 /// All checks; just one line on a node that runs no pods.
-pub(super) fn look(options: &AgentOptions, running: &Running) -> Vec<Finding> {
+pub(super) fn check(options: &AgentOptions, running: &Running) -> Vec<Finding> {
     let crun = running.flag("crun").map_or_else(|| options.runtime.crun.clone(), PathBuf::from);
     let mut findings = ends(options, running);
     if crun.as_os_str().is_empty() {

@@ -75,7 +75,7 @@ fn of_error(error: &io::Error) -> End {
 }
 
 /// Measures how long a durable write takes.
-pub(super) fn look(places: &Places) -> Finding {
+pub(super) fn check(places: &Places) -> Finding {
     let shown = places.root_dir.display();
     match end_of_write(places) {
         Ok(Some((code, text))) => judged(code, text.trim(), &shown.to_string()),

@@ -40,12 +40,12 @@ pub fn run(options: &AgentOptions, output: Output) -> bool {
     let (asker, mut options) = (options.clone(), options.clone());
     let running = within(node::LIMIT, move || Running::ask(&asker)).unwrap_or_default();
     let (looker, seen) = (options.clone(), running.clone());
-    tell(limited("containers", CONTAINERS_LIMIT, move || containers::look(&looker, &seen)));
+    tell(limited("containers", CONTAINERS_LIMIT, move || containers::check(&looker, &seen)));
     // the running agent's server counts, however it was started, unless the command line gives one
     if options.kubeconfig.is_none() {
         options.kubeconfig = running.status["server"]["kubeconfig"].as_str().map(Into::into);
     }
-    server::look(&options, running.status["node"].as_str(), &mut tell);
+    server::check(&options, running.status["node"].as_str(), &mut tell);
     if output == Output::Json {
         output::print(serde_json::to_string_pretty(&findings).expect("findings can be written"));
     }

@@ -256,7 +256,7 @@ fn disk(options: &AgentOptions) -> Vec<Finding> {
         _ if few => Finding::fail("disk", room, advice),
         _ => Finding::ok("disk", room),
     }];
-    findings.push(flush::look(&options.places));
+    findings.push(flush::check(&options.places));
     findings
 }
 

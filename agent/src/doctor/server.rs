@@ -41,7 +41,7 @@ const CLOCK_SLACK_SECS: u64 = 30;
 type Tell<'a> = &'a mut dyn FnMut(Vec<Finding>);
 
 /// All steps; `running` is the running agent's node name.
-pub(super) fn look(options: &AgentOptions, running: Option<&str>, tell: Tell<'_>) {
+pub(super) fn check(options: &AgentOptions, running: Option<&str>, tell: Tell<'_>) {
     let Some(path) = options.kubeconfig.clone() else {
         let advice = "the local configuration alone runs; kedge doctor --kubeconfig FILE looks at a server";
         return tell(vec![Finding::warn("kubeconfig", "no --kubeconfig is given", advice)]);

@@ -201,7 +201,7 @@ impl Puller {
             (Decision::Use, Some((record, config))) => return Ok(Ready { record, config, fetched_bytes: 0 }),
             // policy Always asks for the registry's image, not for the preloaded one
             (decision, None) if policy != PullPolicy::Always => {
-                match self.take_preloaded(reference, progress) {
+                match self.use_preloaded(reference, progress) {
                     Some(Err(error)) if decision == Decision::Pull && !error.is_final() => {
                         warn!(
                             "preloaded image {reference} cannot be used, a registry is asked for it: {error}"
@@ -221,7 +221,7 @@ impl Puller {
     }
 
     /// The image, if it is preloaded. This is not a pull: neither "Pulling" nor "Pulled" is reported of it.
-    fn take_preloaded(
+    fn use_preloaded(
         &self,
         reference: &Reference,
         progress: &dyn Fn(Progress),
@@ -503,8 +503,8 @@ impl<'a> Pull<'a> {
     }
 
     /// Checks that this many bytes may still be written.
-    fn take_room(&self, bytes: u64) -> Result<(), PullError> {
-        self.puller.store.room()?.take(bytes).map_err(|why| PullError::new(Sort::Disk, why))
+    fn reserve(&self, bytes: u64) -> Result<(), PullError> {
+        self.puller.store.room()?.reserve(bytes).map_err(|why| PullError::new(Sort::Disk, why))
     }
 
     /// Writes the record with the image's name.
@@ -609,7 +609,7 @@ impl<'a> Pull<'a> {
         let lacking: Vec<u64> = missing.iter().map(|at| self.lacking(&manifest.layers[*at].blob)).collect();
         let mut bytes: u64 = lacking.iter().sum();
         (self.progress)(Progress::Resolved { layers: missing.len(), bytes });
-        self.take_room(bytes)?;
+        self.reserve(bytes)?;
         if is_merged {
             for at in &missing {
                 self.fetch(source, &manifest.layers[*at].blob)?;
@@ -722,7 +722,7 @@ impl<'a> Pull<'a> {
             let Some(mut part) = self.part(&name, blob)? else { return Ok(name) };
             pace.pause(waits_since.elapsed());
             let from = part.length();
-            self.take_room(blob.size_bytes - from)?;
+            self.reserve(blob.size_bytes - from)?;
             if let Err(error) = self.download(source, &mut part, blob, &mut pace) {
                 let gained = part.length().saturating_sub(from);
                 self.gained_bytes += gained;
@@ -802,7 +802,7 @@ impl<'a> Pull<'a> {
             unchecked += count as u64;
             if unchecked >= ROOM_BYTES {
                 unchecked = 0;
-                self.take_room(blob.size_bytes - part.length())?;
+                self.reserve(blob.size_bytes - part.length())?;
             }
             (self.progress)(Progress::Fetching {
                 digest: blob.digest,

@@ -108,7 +108,7 @@ impl Run {
     }
 
     /// Looks for the first line of a run that had written nothing.
-    fn look(&self) {
+    fn scan(&self) {
         if !self.has_begun.get()
             && let Some(number) = runs(&self.directory).ok().and_then(|runs| runs.first().copied())
         {
@@ -265,7 +265,7 @@ impl<'a> Log<'a> {
 
     /// Continues with the files that were begun since; false if there are none.
     pub(super) fn advance(&mut self) -> Result<bool, String> {
-        self.run.look();
+        self.run.scan();
         let current = self.reader.as_ref().map(|(inode, _)| *inode);
         let is_same = |inode: u64| Some(inode) == current;
         match fs::metadata(self.run.path(0)) {

@@ -567,13 +567,13 @@ impl RuntimeLoop {
                 if matches!(failure.reason, FailureReason::ImageNeverPull | FailureReason::ImageSignature))
         };
         match told.iter().any(is_missing) {
-            true if puller.is_preloaded(&order.image) => self.take_preloaded(order),
+            true if puller.is_preloaded(&order.image) => self.use_preloaded(order),
             true if order.policy == PullPolicy::IfNotPresent => self.pulls.put(order),
             _ => told.into_iter().for_each(|event| self.send(event)),
         }
     }
 
-    fn take_preloaded(&self, order: ImageOrder) {
+    fn use_preloaded(&self, order: ImageOrder) {
         if !self.pulls.put_preloaded(order) {
             return;
         }

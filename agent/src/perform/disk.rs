@@ -118,7 +118,7 @@ pub(crate) struct KnownIdentity {
 }
 
 impl KnownIdentity {
-    fn look(&mut self, host: &dyn kedge_platform::HostFacts) -> HostIdentity {
+    fn read(&mut self, host: &dyn kedge_platform::HostFacts) -> HostIdentity {
         let is_whole = |it: &HostIdentity| !it.machine_id.is_empty() && !it.kernel_release.is_empty();
         if self.looks_left == 0 {
             let read = host.identity();
@@ -480,7 +480,7 @@ impl DiskLoop {
     }
 
     fn host_facts(&mut self) -> HostFacts {
-        let identity = self.identity.look(&*self.host);
+        let identity = self.identity.read(&*self.host);
         let (capacity, usage) = (self.host.capacity(), self.host.usage());
         HostFacts {
             machine_id: identity.machine_id,
@@ -977,7 +977,7 @@ mod tests {
     fn identity_is_read_again_until_it_is_whole_and_then_rarely() {
         let host = Host { partial: vec![0, 1, 3], ..Host::default() };
         let mut identity = KnownIdentity::default();
-        let looks = (0..3 + 2 * IDENTITY_LOOKS).map(|_| identity.look(&host).machine_id).collect::<Vec<_>>();
+        let looks = (0..3 + 2 * IDENTITY_LOOKS).map(|_| identity.read(&host).machine_id).collect::<Vec<_>>();
         assert_eq!(looks[..3], ["0", "1", "2"]);
         // the fourth reading lacks a part: the known facts stay, and are read again at the next look
         assert_eq!(looks.iter().filter(|id| *id == "2").count(), IDENTITY_LOOKS as usize + 1);

@@ -250,7 +250,7 @@ impl Loops {
                 }
             },
         };
-        pods.static_files.insert(files).look(path);
+        pods.static_files.insert(files).read(path);
         None
     }
 

@@ -43,14 +43,14 @@ impl StaticFilesLoop {
             let mut files = StaticFiles::default();
             while let Ok(path) = paths.recv() {
                 faults.gate("static-pods");
-                let _ = events.blocking_send(Event::Pods(Box::new(files.look(&path))));
+                let _ = events.blocking_send(Event::Pods(Box::new(files.read(&path))));
             }
         })?;
         Ok(Self { looks, thread })
     }
 
     /// Orders a look. Core requests another one only after the answer to the one before, so there is room.
-    pub(crate) fn look(&self, path: String) {
+    pub(crate) fn read(&self, path: String) {
         let _ = self.looks.try_send(path.into());
     }
 
@@ -73,7 +73,7 @@ type Seen = Result<Vec<(String, Result<BlobDigest, String>)>, String>;
 
 impl StaticFiles {
     /// Reads all files; the event leaves out the contents that have not changed since the last look.
-    fn look(&mut self, path: &Path) -> PodEvent {
+    fn read(&mut self, path: &Path) -> PodEvent {
         let files = read(path);
         let seen = files.as_ref().map(|files| files.iter().map(digest).collect()).map_err(String::clone);
         if self.last.as_ref() == Some(&seen) {
@@ -189,7 +189,7 @@ mod tests {
     fn what_does_not_change_is_told_once() {
         let scratch = Scratch::new("static-files").unwrap();
         let mut files = StaticFiles::default();
-        let mut is_news = || !matches!(files.look(scratch.path()), PodEvent::StaticPodsUnchanged);
+        let mut is_news = || !matches!(files.read(scratch.path()), PodEvent::StaticPodsUnchanged);
         assert!(is_news() && !is_news(), "also that there is nothing");
         fs::write(scratch.path().join("a"), "1").unwrap();
         assert!(is_news() && !is_news());

@@ -312,7 +312,7 @@ impl Listener<'_> {
                 let mut shares = Shares::default();
                 let take = &mut |pod, is_too_large| match is_too_large {
                     true => pods::part_of(&pod, watch::MAX_OBJECT_BYTES),
-                    false => shares.take(pod),
+                    false => shares.admit(pod),
                 };
                 watch::list_taking(self.client, what, params, order.list_deadline, take)
             }

@@ -123,7 +123,7 @@ impl Client for Local {
         Ok(self.waiting.is_empty())
     }
 
-    fn take(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost> {
+    fn deliver(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost> {
         self.to = from;
         self.waiting.extend_from_slice(bytes);
         self.flush()

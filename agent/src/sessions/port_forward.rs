@@ -141,7 +141,7 @@ impl<R: Reach> Forwarder<R> {
             let mut bytes = &buffer[..amount];
             while let Some(frame) = self.decoder.next(&mut bytes).map_err(broken)? {
                 is_leaving |= frame == Frame::GoAway;
-                self.take(frame).await;
+                self.forward(frame).await;
             }
             if is_leaving && self.pairs.is_empty() {
                 return Ok(());
@@ -149,7 +149,7 @@ impl<R: Reach> Forwarder<R> {
         }
     }
 
-    async fn take(&mut self, frame: Frame<'_>) {
+    async fn forward(&mut self, frame: Frame<'_>) {
         match frame {
             Frame::Open { stream, headers, is_last } => self.open(stream, &headers, is_last).await,
             Frame::Data { stream, bytes, is_last } => self.data(stream, bytes, is_last).await,

@@ -62,7 +62,7 @@ pub(crate) trait Client {
     ///
     /// # Errors
     /// It is gone.
-    fn take(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost>;
+    fn deliver(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost>;
 
     /// Sends bytes that the client ignores, so that a dead connection causes an error. Called only when it
     /// has room.
@@ -117,8 +117,8 @@ impl Client for Begun<'_> {
         self.client.has_room()
     }
 
-    fn take(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost> {
-        self.client.take(from, bytes)
+    fn deliver(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost> {
+        self.client.deliver(from, bytes)
     }
 
     fn probe(&mut self) -> Result<(), Lost> {
@@ -341,7 +341,7 @@ impl Relay<'_> {
         match read(stream, &mut self.buffer) {
             0 => Ok(Moved::Dry),
             count => {
-                self.client.take(from, &self.buffer[..count])?;
+                self.client.deliver(from, &self.buffer[..count])?;
                 if let Some((_, left, until)) = &mut self.end {
                     *left = left.saturating_sub(count);
                     *until = Instant::now() + LAST_PATIENCE;

@@ -304,7 +304,7 @@ impl Client for Remote {
         Ok(self.to_send.is_empty())
     }
 
-    fn take(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost> {
+    fn deliver(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost> {
         let channel = match from {
             Output::Stdout => Channel::Stdout,
             Output::Stderr => Channel::Stderr,
@@ -384,8 +384,8 @@ mod tests {
     #[test]
     fn outputs_and_the_end_reach_their_streams() {
         let (mut client, mut remote) = opened();
-        remote.take(Output::Stdout, b"out").unwrap();
-        remote.take(Output::Stderr, b"err").unwrap();
+        remote.deliver(Output::Stdout, b"out").unwrap();
+        remote.deliver(Output::Stderr, b"err").unwrap();
         let finishing = thread::spawn(move || remote.finish(&Ok(End::Code(3)), "x"));
         let status = websocket::status(&Ok(End::Code(3)), "x").to_string();
         let expect = [

@@ -161,7 +161,7 @@ impl Remote {
         let socket = WebSocket::from_raw_socket(stream, Role::Server, Some(config));
         let (can_close, says_status) = (protocol == PROTOCOLS[0], protocol != PROTOCOLS[2]);
         let mut remote = Self { socket, can_close, says_status, is_waiting: false };
-        let _ = remote.take(first, &[]);
+        let _ = remote.deliver(first, &[]);
         Ok(remote)
     }
 
@@ -288,7 +288,7 @@ impl Client for Remote {
         Ok(!self.is_waiting)
     }
 
-    fn take(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost> {
+    fn deliver(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost> {
         debug_assert!(bytes.len() <= CHUNK_BYTES, "more than fits beside what waits");
         let channel = match from {
             Output::Stdout => STDOUT,

@@ -43,7 +43,7 @@ pub(crate) fn status(places: &Places) -> Option<Value> {
     serde_json::from_slice(&answer.body).ok()
 }
 
-pub(crate) fn look(roots: &Roots, status: Option<&Value>) -> Works {
+pub(crate) fn inspect(roots: &Roots, status: Option<&Value>) -> Works {
     let renewed = status.and_then(|status| status["lease"]["secondsSinceRenewal"].as_u64());
     let found = [
         (Work::State, has_state(&read(&roots.proc.join("mounts")))),

@@ -10,7 +10,7 @@ use super::signature::Keys;
 use super::steps;
 use crate::options::{Places, UpdateOptions};
 use crate::output::CommandError;
-use crate::slot::host::{LOCK, look, say, status};
+use crate::slot::host::{LOCK, inspect, say, status};
 use kedge_core::slot::admission::{self, Facts, MANIFEST_BYTES};
 use kedge_core::slot::{Works, demands, words};
 use kedge_platform::linux::slots::{EFI, LinuxSlots, lock};
@@ -40,7 +40,7 @@ pub fn update(places: &Places, options: &UpdateOptions) -> Result<(), CommandErr
     let keys = Keys::read(&roots).map_err(unchanged)?;
     let slots = LinuxSlots::new(&roots, EFI);
     let facts = facts(&roots, Path::new(EFI), Path::new("/"));
-    let works = || look(&roots, status(places).as_ref());
+    let works = || inspect(&roots, status(places).as_ref());
     say(write(&slots, &facts, &keys, &mut update, length, *allows_older, works)?);
     match *reboots {
         true => Command::new("systemctl").arg("reboot").status().map(drop).map_err(CommandError::new),

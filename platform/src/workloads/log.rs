@@ -466,7 +466,7 @@ impl LogFile {
     /// Appends whole lines, rotating between them. Returns lines and bytes that could not be written, and the
     /// reason.
     fn append_all(&mut self, lines: &[u8]) -> (u64, u64, String) {
-        self.look();
+        self.close_if_replaced();
         let mut missed = (0, 0, String::new());
         let mut rest = lines;
         while !rest.is_empty() {
@@ -487,7 +487,7 @@ impl LogFile {
 
     /// Closes a file that is not in its place any more, or that another program truncated or wrote to:
     /// readers would not find lines written to it, or its size is not as expected.
-    fn look(&mut self) {
+    fn close_if_replaced(&mut self) {
         if self.file.is_none() {
             return;
         }

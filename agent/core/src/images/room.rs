@@ -43,7 +43,7 @@ impl Room {
     ///
     /// # Errors
     /// The bytes do not fit; the text shows the available room.
-    pub fn take(&self, bytes: u64) -> Result<(), String> {
+    pub fn reserve(&self, bytes: u64) -> Result<(), String> {
         if bytes <= self.bytes {
             return Ok(());
         }
@@ -66,9 +66,9 @@ mod tests {
         assert_eq!(disk(100 << 30, 1 << 30).room(), Room { bytes: (1 << 30) - KEPT_BYTES, entries: 10 });
         assert_eq!(disk(1 << 30, 1 << 29).room().bytes, (1 << 29) - (1 << 30) / 20);
         assert_eq!(disk(100 << 30, KEPT_BYTES).room().bytes, 0);
-        assert!(disk(100 << 30, KEPT_BYTES).room().take(1).unwrap_err().contains("0 for images"));
+        assert!(disk(100 << 30, KEPT_BYTES).room().reserve(1).unwrap_err().contains("0 for images"));
         let btrfs = Disk { inodes: 0, inodes_free: 0, ..disk(1 << 30, 1 << 29) };
         assert_eq!(btrfs.room().entries, u64::MAX);
-        assert_eq!(btrfs.room().take(1), Ok(()));
+        assert_eq!(btrfs.room().reserve(1), Ok(()));
     }
 }

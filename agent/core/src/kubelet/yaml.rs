@@ -126,7 +126,7 @@ pub fn parse(text: &[u8]) -> Result<Tree, Error> {
     let mut builder = Builder::default();
     while let Some(event) = parser.next_event() {
         let (event, span) = event.map_err(|error| scan_error(text, &error))?;
-        builder.take(event, Position::of(span))?;
+        builder.add(event, Position::of(span))?;
     }
     Ok(builder.root.unwrap_or(Tree { position: Position { line: 1, column: 1 }, content: Content::Null }))
 }
@@ -375,7 +375,7 @@ struct Extent {
 }
 
 impl Builder {
-    fn take(&mut self, event: Event<'_>, position: Position) -> Result<(), Error> {
+    fn add(&mut self, event: Event<'_>, position: Position) -> Result<(), Error> {
         match event {
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => Ok(()),
             Event::DocumentStart(_) => self.document(position),

@@ -51,8 +51,8 @@ struct Gauge {
 }
 
 impl Gauge {
-    /// Takes a look; a condition outlasts its cause by `hold`.
-    fn look(&mut self, now: Now, facts: &HostFacts, thresholds: &[EvictionThreshold], hold: Duration) {
+    /// Judges the facts of one look; a condition outlasts its cause by `hold`.
+    fn judge(&mut self, now: Now, facts: &HostFacts, thresholds: &[EvictionThreshold], hold: Duration) {
         let (mut met, mut is_seen) = (SortedMap::new(), [false; CONDITIONS.len()]);
         for (index, threshold) in thresholds.iter().enumerate() {
             let since = self.met.get(&index).copied();
@@ -95,13 +95,13 @@ impl Pressures {
     pub(crate) fn observe(&mut self, now: Now, facts: &HostFacts, config: &Config, good: Option<&Eviction>) {
         self.looks = self.looks.saturating_add(1);
         let (thresholds, hold) = (&config.eviction.thresholds, config.eviction_pressure_transition_period);
-        self.own.look(now, facts, thresholds, hold);
+        self.own.judge(now, facts, thresholds, hold);
         self.pressed = self.own.pressed;
         self.is_whole = thresholds.iter().all(|threshold| is_readable(threshold.signal, facts));
         let mut ripe = self.own.ripe(now, facts, thresholds);
         self.good = good.map(|good| {
             let mut gauge = self.good.take().unwrap_or_default();
-            gauge.look(now, facts, &good.thresholds, hold);
+            gauge.judge(now, facts, &good.thresholds, hold);
             let of_good = gauge.ripe(now, facts, &good.thresholds);
             let is_of_both = |own: &EvictionThreshold| {
                 of_good.iter().any(|other| other.signal.resource() == own.signal.resource())

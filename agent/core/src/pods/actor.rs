@@ -171,7 +171,7 @@ impl PodsActor {
         turn.act(Action::Pods(Box::new(PodAction::ReadDesired)));
         match actor.files.source.is_some() {
             true => actor.read_static_files(turn),
-            false => actor.take(PodEvent::StaticPods(Ok(Vec::new())), turn),
+            false => actor.receive(PodEvent::StaticPods(Ok(Vec::new())), turn),
         }
         actor
     }
@@ -179,7 +179,7 @@ impl PodsActor {
     // ---- what happens
 
     /// Takes an event of the board: a change it saw, or the answer to one of its orders.
-    pub(crate) fn take(&mut self, event: PodEvent, turn: &mut Turn) {
+    pub(crate) fn receive(&mut self, event: PodEvent, turn: &mut Turn) {
         if matches!(event, PodEvent::DesiredSaved { .. }) {
             self.writes.under_way = self.writes.under_way.saturating_sub(1);
         }
@@ -237,7 +237,7 @@ impl PodsActor {
     fn believe(&mut self, pods: Vec<Value>, turn: &mut Turn) {
         self.unconfirmed = None;
         if let Some(node_uid) = self.node_uid.clone() {
-            self.take(PodEvent::PodsListed { node_uid, pods }, turn);
+            self.receive(PodEvent::PodsListed { node_uid, pods }, turn);
         }
     }
 
@@ -247,14 +247,14 @@ impl PodsActor {
                 pods.retain(|pod| pod["metadata"]["uid"] != object["metadata"]["uid"]);
                 pods.push(object);
             }
-            None => self.take(PodEvent::PodSeen(object), turn),
+            None => self.receive(PodEvent::PodSeen(object), turn),
         }
     }
 
     fn gone(&mut self, object: Value, turn: &mut Turn) {
         match &mut self.unconfirmed {
             Some(pods) => pods.retain(|pod| pod["metadata"]["uid"] != object["metadata"]["uid"]),
-            None => self.take(PodEvent::PodGone(object), turn),
+            None => self.receive(PodEvent::PodGone(object), turn),
         }
     }
 
@@ -323,10 +323,10 @@ impl PodsActor {
         match purpose {
             Purpose::Work(request) => {
                 self.note_refusal(&request, &answer, turn);
-                self.take(PodEvent::Answered { request, answer }, turn);
+                self.receive(PodEvent::Answered { request, answer }, turn);
             }
-            Purpose::Read(name) => self.take(PodEvent::ObjectRead { name, read: read_of(answer) }, turn),
-            Purpose::Token(name) => self.take(PodEvent::TokenRead { read: token_of(answer), name }, turn),
+            Purpose::Read(name) => self.receive(PodEvent::ObjectRead { name, read: read_of(answer) }, turn),
+            Purpose::Token(name) => self.receive(PodEvent::TokenRead { read: token_of(answer), name }, turn),
             Purpose::News => {}
         }
     }
@@ -464,26 +464,26 @@ impl PodsActor {
                 let line = "pods are held: after a crash loop under a proven configuration none is started or stopped for a while";
                 turn.log(Level::Warn, line);
             }
-            self.take(PodEvent::Held(around.is_held), turn);
+            self.receive(PodEvent::Held(around.is_held), turn);
         }
         if let Some(facts) = self.news_of_the_node(around, turn) {
             self.facts = Some(facts.clone());
-            self.take(PodEvent::Node(Box::new(facts)), turn);
+            self.receive(PodEvent::Node(Box::new(facts)), turn);
         }
         if std::mem::take(&mut self.node_was_read) {
-            self.take(PodEvent::NodeRead, turn);
+            self.receive(PodEvent::NodeRead, turn);
         }
         if around.node.is_some_and(is_released) && self.pods.has_orphans() {
-            self.take(PodEvent::Release(None), turn);
+            self.receive(PodEvent::Release(None), turn);
         }
         if let Some(order) = self.reflector.watching.poll(turn.now, None) {
             turn.act(Action::WatchPods(order));
         }
         if self.pods.next_deadline().is_some_and(|due| due <= turn.now.mono) {
-            self.take(PodEvent::Tick, turn);
+            self.receive(PodEvent::Tick, turn);
         }
         if self.node_uid.is_some() && self.rereading.is_due(turn) {
-            self.take(PodEvent::ObjectsAreOld, turn);
+            self.receive(PodEvent::ObjectsAreOld, turn);
         }
         if self.files.wake.take_if(|due| *due <= turn.now.mono).is_some() {
             match self.files.are_read_now {
@@ -504,7 +504,7 @@ impl PodsActor {
         }
         // the images that the pod needs are noted
         if std::mem::replace(&mut self.looks, around.pressures.looks) != around.pressures.looks {
-            self.take(PodEvent::Looked(around.pressures.pressing.clone()), turn);
+            self.receive(PodEvent::Looked(around.pressures.pressing.clone()), turn);
         }
         let pods = &self.pods;
         // a pod that was taken meanwhile would be ended by its earlier refusal
@@ -754,8 +754,8 @@ mod tests {
             let (pressures, node) = (Pressures::default(), api::Node::default());
             let mut bench = Self { actor, options, outbox, config, facts, pressures, node };
             actions.extend(bench.at(1, |actor, turn| {
-                actor.take(PodEvent::DesiredRead(Ok(vec![])), turn);
-                actor.take(PodEvent::Inventory(Inventory::default()), turn);
+                actor.receive(PodEvent::DesiredRead(Ok(vec![])), turn);
+                actor.receive(PodEvent::Inventory(Inventory::default()), turn);
             }));
             actions.extend(bench.node_is("node-1", false));
             (bench, actions)
@@ -836,10 +836,10 @@ mod tests {
         bench.at(1000, |_, _| {});
         assert!(bench.actor.notices.is_empty() && bench.actor.files.wake.is_none(), "it is reported once");
         let files = PodEvent::StaticPods(Ok(vec![]));
-        assert!(reads_of_files(&bench.at(1000, |actor, turn| actor.take(files, turn))).is_empty());
+        assert!(reads_of_files(&bench.at(1000, |actor, turn| actor.receive(files, turn))).is_empty());
         assert_eq!(bench.actor.next_deadline(), Some(Duration::from_secs(1030)));
         assert_eq!(reads_of_files(&bench.at(1030, |_, _| {})), ["/srv/pods"]);
-        bench.at(1031, |actor, turn| actor.take(PodEvent::StaticPodsUnchanged, turn));
+        bench.at(1031, |actor, turn| actor.receive(PodEvent::StaticPodsUnchanged, turn));
         assert_eq!(reads_of_files(&bench.at(1061, |_, _| {})), ["/srv/pods"]);
         let (mut without, first) = Bench::under("staticPodPath: ''\n");
         assert!(reads_of_files(&first).is_empty() && reads_of_files(&without.at(1000, |_, _| {})).is_empty());
@@ -891,7 +891,7 @@ mod tests {
         assert!(noted.is_some() && begun > noted, "{first:?}");
         let failed = PodEvent::ImagesCollected(Err("the disk failed".into()));
         assert!(!bench.at(1000, |_, _| {}).iter().any(is_collection), "one at a time");
-        bench.at(1000, |actor, turn| actor.take(failed, turn));
+        bench.at(1000, |actor, turn| actor.receive(failed, turn));
         assert_eq!(bench.actor.next_deadline(), Some(Duration::from_secs(1300)));
         assert!(bench.at(1300, |_, _| {}).iter().any(is_collection));
     }
@@ -915,7 +915,7 @@ mod tests {
             content: Ok(text.into()),
         };
         let files = PodEvent::StaticPods(Ok(vec![file("a", good), file("b", "kind: [")]));
-        let actions = bench.at(3, |actor, turn| actor.take(files, turn));
+        let actions = bench.at(3, |actor, turn| actor.receive(files, turn));
         let prepares = actions.iter().any(|action| matches!(action, Action::Pods(order) if matches!(&**order, PodAction::PreparePod(pod) if pod.name == "w-edge")));
         assert!(prepares, "{actions:?}");
         assert_eq!(noted(&actions), (vec!["x:1".to_owned()], false), "the broken file may need others");
@@ -924,7 +924,7 @@ mod tests {
             notice.warning && notice.reason == "FailedValidation" && notice.message.contains("/srv/pods/b")
         );
         let files = PodEvent::StaticPods(Ok(vec![file("a", good)]));
-        let actions = bench.at(4, |actor, turn| actor.take(files, turn));
+        let actions = bench.at(4, |actor, turn| actor.receive(files, turn));
         assert_eq!(noted(&actions), (vec!["x:1".to_owned()], true));
     }
 
@@ -943,7 +943,7 @@ mod tests {
         assert!((1..=usize::from(WORK_SLOTS + READ_SLOTS + NEWS_SLOTS)).contains(&sent), "{sent}");
         let file = PodUid::new("u-0").map(crate::pods::event::DesiredFile::Pod);
         let saved = PodEvent::DesiredSaved { file: file.expect("it is a UID"), done: Ok(()) };
-        assert_eq!(writes(&bench.at(4, |actor, turn| actor.take(saved, turn))), 1);
+        assert_eq!(writes(&bench.at(4, |actor, turn| actor.receive(saved, turn))), 1);
     }
 
     #[test]

@@ -436,7 +436,7 @@ impl Life {
         container.next_attempt = container.next_attempt.max(attempt.saturating_add(1));
         let was_starting = container.command == Some(Doing::Start(*attempt));
         container.answered(*attempt, &observation.state);
-        let news = container.take(now, *attempt, observation);
+        let news = container.note(now, *attempt, observation);
         if was_starting && news == Some("Started") {
             let mut specs = self.pod.iter().flat_map(|pod| pod.spec.all_containers());
             let has_hook = specs.any(|spec| spec.name == *name && spec.lifecycle.post_start.is_some());
@@ -783,8 +783,8 @@ impl ContainerLife {
         }
     }
 
-    /// Takes the state; returns the reason for an Event if one is due.
-    fn take(&mut self, now: Now, attempt: u32, observation: &Observation) -> Option<&'static str> {
+    /// Notes the state; returns the reason for an Event if one is due.
+    fn note(&mut self, now: Now, attempt: u32, observation: &Observation) -> Option<&'static str> {
         let latest = self.run.as_ref().map(|run| run.attempt);
         if latest.is_some_and(|latest| attempt < latest) {
             // a later run exists, so only whether this one may still run matters

@@ -160,7 +160,7 @@ impl Pods {
     /// Takes one event; appends the actions that follow.
     pub fn handle(&mut self, now: Now, event: PodEvent, actions: &mut Vec<PodAction>) {
         let first = actions.len();
-        self.take(now, event, actions);
+        self.route(now, event, actions);
         self.settle(now, actions);
         self.give_places(now, first, actions);
     }
@@ -211,7 +211,8 @@ impl Pods {
         self.desired.is_read && self.has_inventory && self.is_held.is_some() && self.node.is_some()
     }
 
-    fn take(&mut self, now: Now, event: PodEvent, actions: &mut Vec<PodAction>) {
+    /// Puts the event where it belongs: into a life, or into the state of the node.
+    fn route(&mut self, now: Now, event: PodEvent, actions: &mut Vec<PodAction>) {
         match event {
             PodEvent::DesiredRead(found) => self.desired_read(now, found, actions),
             PodEvent::Inventory(inventory) => self.inventory(now, inventory),

@@ -305,7 +305,7 @@ impl Objects {
                 object.read_at = Some(now.mono);
                 if fits {
                     object.next_read = now.mono;
-                    return object.take(&self.node_uid, name, &found, data, actions);
+                    return object.update(&self.node_uid, name, &found, data, actions);
                 }
                 object.next_read = now.mono.saturating_add(LARGE_WAIT);
                 let why = too_large(name, &data);
@@ -412,8 +412,8 @@ impl Objects {
 }
 
 impl Object {
-    /// Takes the API server's state; returns whether it is new.
-    fn take(
+    /// Notes the API server's state; returns whether it is new.
+    fn update(
         &mut self,
         node_uid: &str,
         name: &ObjectName,

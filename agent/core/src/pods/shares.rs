@@ -59,7 +59,7 @@ impl Shares {
     }
 
     /// Returns the pod, or only its part if it does not fit.
-    pub fn take(&mut self, pod: Value) -> Value {
+    pub fn admit(&mut self, pod: Value) -> Value {
         if is_part(&pod) {
             return pod;
         }
@@ -143,9 +143,9 @@ mod tests {
         let mut taken = 0;
         for hog in 0..20 {
             for _ in 0..30 {
-                taken += usize::from(!is_part(&shares.take(pod(&format!("hog-{hog}"), 1_300_000))));
+                taken += usize::from(!is_part(&shares.admit(pod(&format!("hog-{hog}"), 1_300_000))));
             }
-            let small = shares.take(pod("small", 5_000));
+            let small = shares.admit(pod("small", 5_000));
             assert!(!is_part(&small), "beside {hog} hogs");
         }
         assert!((8..=12).contains(&taken), "{taken}");
@@ -155,11 +155,11 @@ mod tests {
     #[test]
     fn many_pods_of_one_namespace_leave_places_to_others() {
         let mut shares = Shares::default();
-        let many = (0..5_000).filter(|_| !is_part(&shares.take(pod("many", 10)))).count();
+        let many = (0..5_000).filter(|_| !is_part(&shares.admit(pod("many", 10)))).count();
         assert_eq!(many, MOST_TAKEN / 2);
-        let others = (0..250).filter(|_| !is_part(&shares.take(pod("other", 10)))).count();
+        let others = (0..250).filter(|_| !is_part(&shares.admit(pod("other", 10)))).count();
         assert_eq!(others, 250);
-        assert!(!is_part(&shares.take(pod("third", 10))));
+        assert!(!is_part(&shares.admit(pod("third", 10))));
     }
 
     #[test]
@@ -181,7 +181,7 @@ mod tests {
             "status": {"phase": "Running"},
         });
         assert_eq!(part, expected);
-        assert_eq!(Shares::default().take(part.clone()), part, "it stays what it is");
+        assert_eq!(Shares::default().admit(part.clone()), part, "it stays what it is");
         // a server may send anything
         let long = "x".repeat(100_000);
         for odd in [

@@ -68,7 +68,7 @@ mod tests {
     type Step<'a> = &'a dyn Fn(&mut Hub);
 
     impl Sink for NoSink {
-        fn take(&self, _: &Arc<Event>, _: Seen) -> bool {
+        fn queue(&self, _: &Arc<Event>, _: Seen) -> bool {
             true
         }
     }

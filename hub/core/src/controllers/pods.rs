@@ -118,7 +118,7 @@ impl Controller for Pods {
         }
         for _ in 0..PER_STEP {
             let Some(node) = self.queue.pop_first() else { break };
-            tasks.extend(self.look(world, &node, now));
+            tasks.extend(self.reconcile_one(world, &node, now));
         }
         // the next sweep checks missing nodes again
         Decision { tasks, guarded: None, more: !self.queue.is_empty(), next: None }
@@ -148,7 +148,7 @@ impl Controller for Pods {
 
 impl Pods {
     /// The actions for the pods of one node.
-    fn look(&mut self, world: &dyn World, name: &str, now: Now) -> Vec<Task<Purpose>> {
+    fn reconcile_one(&mut self, world: &dyn World, name: &str, now: Now) -> Vec<Task<Purpose>> {
         let Some(node) = world.get(&NODE, "", name) else { return self.look_for(world, name, now) };
         self.missing.remove(name);
         if self.seen.get(name).is_some_and(|seen| seen.revision == node.revision) {

@@ -134,7 +134,7 @@ impl Controller for TaintEviction {
         let mut tasks = Vec::new();
         for _ in 0..PER_STEP {
             let Some(node) = self.queue.pop_first() else { break };
-            tasks.extend(self.look(world, &node, now));
+            tasks.extend(self.reconcile_one(world, &node, now));
         }
         if !self.queue.is_empty() {
             return Decision { tasks, more: true, ..Decision::default() };
@@ -204,7 +204,7 @@ impl Controller for TaintEviction {
 
 impl TaintEviction {
     /// Decides about the pods of one node. Returns the Events about those that stay after all.
-    fn look(&mut self, world: &dyn World, name: &str, now: Now) -> Vec<Task<Purpose>> {
+    fn reconcile_one(&mut self, world: &dyn World, name: &str, now: Now) -> Vec<Task<Purpose>> {
         let before = self.tainted.remove(name).unwrap_or_default();
         // another controller removes the pods of a deleted Node
         let Some(node) = world.get(&NODE, "", name) else { return Vec::new() };

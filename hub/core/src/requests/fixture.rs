@@ -11,7 +11,7 @@ use crate::state::{Index, Seen, Sink};
 pub(super) struct NoSink;
 
 impl Sink for NoSink {
-    fn take(&self, _: &Arc<Event>, _: Seen) -> bool {
+    fn queue(&self, _: &Arc<Event>, _: Seen) -> bool {
         true
     }
 }

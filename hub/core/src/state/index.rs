@@ -61,7 +61,7 @@ impl Seen {
 pub trait Sink {
     /// Queues an event, and how its watcher sees it. `false`: the watcher is too far behind or gone, and is
     /// dropped.
-    fn take(&self, event: &Arc<Event>, seen: Seen) -> bool;
+    fn queue(&self, event: &Arc<Event>, seen: Seen) -> bool;
 
     /// Whether it wants renewals as events: there are many, and most of the hub's own controllers do not use
     /// them.
@@ -628,7 +628,7 @@ impl<S: Sink> OfKind<S> {
                 continue;
             };
             let seen = Seen::by(&watcher.selection, &event);
-            if seen.is_some_and(|seen| !watcher.sink.take(&event, seen)) {
+            if seen.is_some_and(|seen| !watcher.sink.queue(&event, seen)) {
                 slow.push(*id);
             }
         }
@@ -705,7 +705,7 @@ mod tests {
     }
 
     impl Sink for Taken {
-        fn take(&self, event: &Arc<Event>, _: Seen) -> bool {
+        fn queue(&self, event: &Arc<Event>, _: Seen) -> bool {
             let has_room = self.1.is_none_or(|room| self.0.borrow().len() < room);
             if has_room {
                 self.0.borrow_mut().push(event.clone());

@@ -145,7 +145,7 @@ mod tests {
     struct NoSink;
 
     impl Sink for NoSink {
-        fn take(&self, _: &Arc<Event>, _: Seen) -> bool {
+        fn queue(&self, _: &Arc<Event>, _: Seen) -> bool {
             true
         }
     }

@@ -202,7 +202,8 @@ pub(crate) struct ProbeNews {
 }
 
 impl ProbeNews {
-    pub(crate) fn take(&mut self, now: Duration) -> bool {
+    /// Whether one more may be recorded now; if so, it counts.
+    pub(crate) fn may_tell(&mut self, now: Duration) -> bool {
         while self.spent > 0 && now.saturating_sub(self.since) >= NEWS_EVERY {
             self.spent = self.spent.saturating_sub(1);
             self.since = self.since.saturating_add(NEWS_EVERY);

@@ -141,7 +141,7 @@ impl Life {
         }
         let is_old =
             |(before, at): &(String, Duration)| *before == text && now.mono.saturating_sub(*at) < NEWS_EVERY;
-        if told.as_ref().is_some_and(is_old) || !self.probing.news.take(now.mono) {
+        if told.as_ref().is_some_and(is_old) || !self.probing.news.may_tell(now.mono) {
             return;
         }
         *told = Some((text.clone(), now.mono));

@@ -224,7 +224,7 @@ impl Controller for DaemonSets {
         for _ in 0..SETS_PER_STEP {
             let Some(at) = self.queue.pop_first() else { break };
             self.due.remove(&at);
-            tasks.extend(self.look(world, &at, now));
+            tasks.extend(self.reconcile_one(world, &at, now));
         }
         let next = self.due.values().min().copied();
         Decision { tasks, guarded: None, more: !self.queue.is_empty(), next }
@@ -345,7 +345,7 @@ impl DaemonSets {
         self.sets.values_mut().for_each(|set| set.rows.nodes_changed(&changed));
     }
 
-    fn look(&mut self, world: &dyn World, at: &(String, String), now: Now) -> Vec<Task<Purpose>> {
+    fn reconcile_one(&mut self, world: &dyn World, at: &(String, String), now: Now) -> Vec<Task<Purpose>> {
         let Some(object) = world.get(&DAEMON_SET, &at.0, &at.1) else {
             self.sets.remove(at);
             return Vec::new();
