@@ -15,6 +15,7 @@ mod fields;
 mod managers;
 #[cfg(test)]
 mod properties;
+mod reset;
 mod typed;
 
 use serde_json::{Map, Value};
@@ -23,6 +24,8 @@ use crate::api_error::ApiError;
 use crate::decode;
 use crate::kinds::{Kind, at, schema, text};
 use managers::{Entry, Operation};
+use reset::is_reset;
+pub use reset::mark_reset;
 
 pub use fields::FieldSet;
 pub use managers::{MAX_NAME_BYTES, Manager};
@@ -48,20 +51,6 @@ pub enum Owner<'a> {
 /// Takes the `managedFields` that a client sent out of an object.
 pub fn take_claim(value: &mut Value) -> Option<Value> {
     value.get_mut("metadata")?.as_object_mut()?.remove("managedFields").filter(|claim| !claim.is_null())
-}
-
-/// Keeps a client's empty list, which asks to drop all managers, through the schema, which removes empty
-/// lists: it becomes one empty entry, which upstream treats the same.
-pub fn mark_reset(value: &mut Value) {
-    if let Some(claim) = value.get_mut("metadata").and_then(|meta| meta.get_mut("managedFields"))
-        && claim.as_array().is_some_and(Vec::is_empty)
-    {
-        *claim = Value::Array(vec![Value::Object(Map::new())]);
-    }
-}
-
-fn is_reset(claim: &Value) -> bool {
-    matches!(claim.as_array().map(Vec::as_slice), Some([Value::Object(entry)]) if entry.is_empty())
 }
 
 fn put(value: &mut Value, entries: Vec<Entry>) {

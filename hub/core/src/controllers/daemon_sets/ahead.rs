@@ -18,8 +18,6 @@ use super::update::Pod;
 use crate::decode;
 use crate::value::{condition, text};
 
-/// `false`: pods are stopped before the new images are there; absent: by the hub's default.
-pub(super) const PRE_PULL: &str = "kedge.dev/pre-pull";
 /// How long a node may take to report that it pulls: two list intervals of its agent, in case its watch has
 /// ended. An agent that cannot pull ahead (after a downgrade) does not answer: the update waits no longer
 /// than this for it.

@@ -9,12 +9,11 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::rollout::{COMPLETE, RECORD, Record};
+use super::recorded::Record;
+use super::words::{COMPLETE, HASH, RECORD};
 use crate::kinds::{DAEMON_SET, schema};
 use crate::value::text;
 
-/// The label by which pods name their revision, and revisions themselves.
-pub(super) const HASH: &str = "controller-revision-hash";
 /// Longest part of a DaemonSet's name in that of a revision, which has 253 characters at most.
 const NAME_BYTES: usize = 240;
 /// Highest number that counts. A larger one was forged, and behind the largest of all every later revision

@@ -12,6 +12,7 @@
 mod ahead;
 mod history;
 mod known;
+mod recorded;
 mod rest;
 mod rollout;
 mod telling;
@@ -19,6 +20,7 @@ mod update;
 mod view;
 #[cfg(test)]
 mod whole;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -40,24 +42,19 @@ pub(super) use history::short;
 use history::{Current, Revision, Step};
 use kedge_api::PULL_AHEAD_ANNOTATION;
 use known::{Known, Owner, Sort};
-use rest::{Basis, Rows};
+use rest::{Basis, Ended, Rows};
 pub(crate) use rollout::complaints;
 use rollout::{Failures, Judge, Settings, Verdict};
 use telling::{Deed, Telling};
 use update::{Plan, Pod, Proven, Strategy, Wanted};
 pub use view::view;
+use words::{GENERATION, PAUSED};
 
 static INPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &NODE];
 static OUTPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &EVENT];
 
-/// The label by which a pod names the generation of its template; like upstream's, it decides together with
-/// the hash of the revision.
-const GENERATION: &str = "pod-template-generation";
 /// Annotation with the number of nodes that are set aside; absent for zero.
 const SET_ASIDE: &str = "kedge.dev/set-aside";
-/// While this annotation is set, an update replaces no pod; only `false` and an empty value do not count,
-/// because anybody who writes another value wants to pause the set.
-const PAUSED: &str = "kedge.dev/paused";
 /// Pause before a pod that ended is replaced, doubled with each that ends; upstream's.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
@@ -131,15 +128,6 @@ struct Set {
     /// The revisions that duplicate another one's template, and when each was first seen.
     doubles: BTreeMap<String, Duration>,
     telling: Telling,
-}
-
-/// The last pod of a node that ended by itself.
-#[derive(Debug)]
-struct Ended {
-    name: String,
-    /// When the next pod that ends may be replaced, and the pause after that.
-    allowed: Duration,
-    pause: Duration,
 }
 
 const MAKE_A_POD: &str = "make a pod";
@@ -628,7 +616,7 @@ impl Look<'_> {
         let edit: Edit = Box::new(move |value, _| {
             let is_meant = value["metadata"]["uid"] == *uid;
             if is_meant {
-                value["metadata"]["labels"][history::HASH] = hash.as_str().into();
+                value["metadata"]["labels"][words::HASH] = hash.as_str().into();
             }
             is_meant
         });
@@ -681,13 +669,13 @@ impl Look<'_> {
                     *annotations = json!({});
                 }
                 let Some(annotations) = annotations.as_object_mut() else { return false };
-                match record.as_ref().map(rollout::Record::write) {
-                    Some(Some(text)) => drop(annotations.insert(rollout::RECORD.to_owned(), text.into())),
-                    Some(None) => drop(annotations.remove(rollout::RECORD)),
+                match record.as_ref().map(recorded::Record::write) {
+                    Some(Some(text)) => drop(annotations.insert(words::RECORD.to_owned(), text.into())),
+                    Some(None) => drop(annotations.remove(words::RECORD)),
                     None => {}
                 }
                 if let Some(number) = complete {
-                    annotations.insert(rollout::COMPLETE.to_owned(), number.to_string().into());
+                    annotations.insert(words::COMPLETE.to_owned(), number.to_string().into());
                 }
                 true
             });
@@ -839,7 +827,7 @@ impl Look<'_> {
     fn pod(&self, source: &Source<'_>, name: &str, node: &str) -> Value {
         let template = source.template;
         let mut labels = template["metadata"]["labels"].as_object().cloned().unwrap_or_default();
-        labels.insert(history::HASH.to_owned(), source.hash.into());
+        labels.insert(words::HASH.to_owned(), source.hash.into());
         if !source.generation.is_empty() {
             labels.insert(GENERATION.to_owned(), source.generation.into());
         }
@@ -1038,7 +1026,7 @@ fn wanted(
     let is_rolling = text(spec, &["updateStrategy", "type"]) == "RollingUpdate";
     let rolls = is_rolling && !is_paused(set);
     let generation = annotation(TEMPLATE_GENERATION);
-    let pre_pull = match annotation(ahead::PRE_PULL).trim() {
+    let pre_pull = match annotation(words::PRE_PULL).trim() {
         "true" => true,
         "false" => false,
         _ => defaults.pre_pull,

@@ -14,10 +14,18 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use super::super::placing::{self, Node, Placed};
-use super::Ended;
 use super::known::Known;
 use super::rollout::{Failures, Settings};
 use super::update::{Here, Pod, Wanted};
+
+/// The last pod of a node that ended by itself.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) name: String,
+    /// When the next pod that ends may be replaced, and the pause after that.
+    pub(super) allowed: Duration,
+    pub(super) pause: Duration,
+}
 
 /// The state of a node at rest. Each has at most one pod of the set that is not being deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! How far an update of a DaemonSet may go: canaries first, when failures stop it, and when it is complete.
 //!
-//! Always holds: a stop is recorded at its revision ([`RECORD`]), with the generation of the template in
+//! Always holds: a stop is recorded at its revision (`recorded`), with the generation of the template in
 //! which it happened, so an update stays stopped after a hub is killed, and a changed template, an undo or an
 //! annotation starts afresh. In the step that would replace more pods the stop is derived from the pods,
 //! before it is recorded, so no pod is ended in between. Times are of the hub's clock, from when it saw a
@@ -11,15 +11,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::placing::Node;
-use super::PAUSED;
-use super::ahead::{PRE_PULL, Step};
+use super::ahead::Step;
 use super::history::Revision;
+use super::recorded::Record;
 use super::rest::AtRest;
 use super::update::{Here, Pod, Strategy, Wanted, share};
-use crate::decode;
+use super::words::{COMPLETE, PAUSED, PRE_PULL};
 use crate::selector::Labels;
 use crate::value::{duration, text};
 
@@ -37,10 +37,6 @@ const CANARY: &str = "kedge.dev/canary-selector";
 const SOAK: &str = "kedge.dev/canary-soak";
 /// How long each pod must have been ready, at least once, before a rollout is complete.
 pub(super) const STAYS: &str = "kedge.dev/complete-after";
-/// On a revision: the state of its rollout, a [`Record`].
-pub(super) const RECORD: &str = "kedge.dev/rollout";
-/// On a revision: its number when its rollout was last seen complete.
-pub(super) const COMPLETE: &str = "kedge.dev/complete";
 /// The condition of the set.
 pub(super) const STOPPED: &str = "RolloutStopped";
 
@@ -387,77 +383,6 @@ fn time(found: &str) -> Option<Duration> {
 
 fn positive(found: &str) -> Option<Duration> {
     time(found).filter(|found| !found.is_zero())
-}
-
-/// The recorded state of a rollout, stored at its revision.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Record {
-    /// The generation of the template that all of this is about.
-    generation: String,
-    /// Why the rollout is stopped.
-    stopped: Option<String>,
-    /// The annotations as they were when it was stopped.
-    resume: String,
-    limit: String,
-    /// Failures at the time of a resume: the next stop needs as many more.
-    forgiven: usize,
-    /// The generation in which the rollout was rolled back, recorded before the template is changed. If a
-    /// client writes the same revision again later, its rollout is stopped from the start and is not rolled
-    /// back a second time.
-    rolled_back: Option<String>,
-    /// The canaries were available for long enough.
-    soaked: bool,
-}
-
-impl Record {
-    /// Unreadable parts count as absent and are derived again.
-    pub(super) fn read(annotation: &str) -> Record {
-        let value: Value = decode::value(annotation.as_bytes()).unwrap_or_default();
-        let of = |field: &str| text(&value, &[field]).to_owned();
-        let some = |field: &str| value[field].as_str().map(str::to_owned);
-        Record {
-            generation: of("generation"),
-            stopped: some("stopped"),
-            rolled_back: some("rolledBack"),
-            soaked: value["soaked"] == true,
-            resume: of("resume"),
-            limit: of("limit"),
-            forgiven: value["forgiven"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(0),
-        }
-    }
-
-    pub(super) fn stopped_in(&self, generation: &str) -> Option<&str> {
-        self.stopped.as_deref().filter(|_| self.generation == generation)
-    }
-
-    pub(super) fn is_plain(&self) -> bool {
-        self.stopped.is_none() && self.rolled_back.is_none()
-    }
-
-    pub(super) fn has_soaked(&self) -> bool {
-        self.soaked
-    }
-
-    /// The annotation; `None` if there is nothing to record.
-    pub(super) fn write(&self) -> Option<String> {
-        let mut value = json!({"generation": self.generation});
-        if let Some(why) = &self.stopped {
-            value["stopped"] = why.as_str().into();
-            value["limit"] = self.limit.as_str().into();
-        }
-        if self.forgiven > 0 {
-            value["forgiven"] = self.forgiven.into();
-        }
-        if let Some(generation) = &self.rolled_back {
-            value["rolledBack"] = generation.as_str().into();
-        }
-        if self.soaked {
-            value["soaked"] = true.into();
-        }
-        let is_worth = value.as_object().is_some_and(|fields| fields.len() > 1);
-        value["resume"] = self.resume.as_str().into();
-        is_worth.then(|| value.to_string())
-    }
 }
 
 /// The nodes that failed under a revision, kept between looks, because a crashing container runs now and
@@ -829,6 +754,7 @@ impl Judge<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn time_beyond_a_year_is_a_bad_value() {

@@ -29,6 +29,7 @@ use super::ahead::{self, ANSWERS, Step};
 use super::history;
 use super::rest::AtRest;
 use super::rollout::{Hold, RECOVERS, SETTLES, Trouble, Verdict, Watch};
+use super::words::{GENERATION, HASH};
 use crate::value::{condition, text};
 
 /// Longest part of a set's name in the name of a pod, which as a host name has at most 63 characters: hash
@@ -79,8 +80,8 @@ impl Pod {
             name: of(&["metadata", "name"]),
             uid: of(&["metadata", "uid"]),
             node: node_of(value),
-            hash: of(&["metadata", "labels", history::HASH]),
-            generation: of(&["metadata", "labels", super::GENERATION]),
+            hash: of(&["metadata", "labels", HASH]),
+            generation: of(&["metadata", "labels", GENERATION]),
             created: of(&["metadata", "creationTimestamp"]),
             ready_since: ready.map(|ready| text(ready, &["lastTransitionTime"]).to_owned()),
             has_served,
