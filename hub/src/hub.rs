@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::controllers::Clock;
 use kedge_hub_core::controllers::daemon_sets::Defaults;
-use kedge_hub_core::controllers::{root_certificate, service_accounts};
+use kedge_hub_core::controllers::{bootstrap_tokens, root_certificate, service_accounts};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use tokio::sync::oneshot;
@@ -133,6 +133,24 @@ impl Hub {
     pub fn make_root_certificates(&self, certificate: &str) {
         let map = |name: &&str| (&CONFIG_MAP, root_certificate::config_map(name, certificate));
         self.make_all(kinds::namespace::SYSTEM.iter().map(map));
+    }
+
+    /// Brings `kube-public/cluster-info` up to date, for the same reason: the hub's address may have changed.
+    pub fn make_cluster_info(&self, kubeconfig: &str) {
+        let Some(value) = bootstrap_tokens::due(self, kubeconfig, OffsetDateTime::now_utc()) else { return };
+        let meta = |field| text(&value, &["metadata", field]).to_owned();
+        let (namespace, name) = (meta("namespace"), meta("name"));
+        let Some(found) = self.get(&CONFIG_MAP, &namespace, &name) else {
+            return self.make_all([(&CONFIG_MAP, value)].into_iter());
+        };
+        let (expect, new) = (Expect::Revision(found.revision), Some(value));
+        let (requires, kind) = (Vec::new(), &CONFIG_MAP);
+        let write = Write { kind, namespace, name, expect, requires, new, volatile: false, author: None };
+        let (answer, answered) = std::sync::mpsc::channel();
+        self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
+        if !matches!(answered.recv(), Ok(Ok(_))) {
+            log::warn!("cannot bring kube-public/cluster-info up to date, trying again");
+        }
     }
 
     /// Creates the objects that are missing. All are submitted before waiting for one: that takes one commit

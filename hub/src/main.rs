@@ -147,6 +147,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     let ca = pki.ca_path();
 
     hub.make_root_certificates(&pki.ca_text());
+    hub.make_cluster_info(&pki.cluster_info(&node_url));
     let pki = Arc::new(pki);
     let tools = controllers::Tools { pki: Arc::clone(&pki), probe };
     hub.use_rollout_defaults(options.rollouts);

@@ -1,13 +1,14 @@
 //! Keeps the ConfigMap `kube-public/cluster-info`, by which a machine that joins finds the hub's authority,
-//! and removes bootstrap tokens that have expired.
+//! and removes bootstrap tokens that have expired, and answered requests of a token that has many.
 //!
-//! Inputs: Secrets of bootstrap tokens, that ConfigMap. Outputs: the same. As upstream's bootstrap-signer and
+//! Inputs: Secrets of bootstrap tokens, that ConfigMap, CertificateSigningRequests. Outputs: the same. As upstream's bootstrap-signer and
 //! token-cleaner, and kubeadm. Always holds: `kubeconfig` names this hub and its authority, and has a
 //! signature by each token that signs, and by no other; further keys of other clients stay; no token is
 //! removed while the clock is in doubt, nor one whose expiration nobody can read. Left to others: the
 //! permission to read it (`identity`), the text (`pki`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -16,15 +17,15 @@ use time::OffsetDateTime;
 use super::controller::{Action, Controller, Decision, Done, Edit, Level, Line, Now, RETRY, Task, World};
 use crate::api_error::ApiError;
 use crate::identity::CLUSTER_INFO;
-use crate::identity::bootstrap_token::{BootstrapToken, NAMESPACE, TYPE, secret_name};
-use crate::kinds::{CONFIG_MAP, Kind, SECRET};
+use crate::identity::bootstrap_token::{self, BootstrapToken, NAMESPACE, TYPE, secret_name};
+use crate::kinds::{CERTIFICATE_REQUEST, CONFIG_MAP, Kind, SECRET};
 use crate::object::{Event, Object};
 use crate::requests::DeleteOptions;
 use crate::state::Require;
-use crate::value::{at, text};
+use crate::value::{at, condition, text};
 
-static INPUTS: &[&Kind] = &[&SECRET, &CONFIG_MAP];
-static OUTPUTS: &[&Kind] = &[&SECRET, &CONFIG_MAP];
+static INPUTS: &[&Kind] = &[&SECRET, &CONFIG_MAP, &CERTIFICATE_REQUEST];
+static OUTPUTS: &[&Kind] = &[&SECRET, &CONFIG_MAP, &CERTIFICATE_REQUEST];
 
 const KUBECONFIG: &str = "kubeconfig";
 /// The key of a token's signature is this prefix and the token's id.
@@ -32,12 +33,19 @@ const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
 /// Most signatures in the ConfigMap, 150 bytes each: every machine that joins reads all of them.
 const MOST_SIGNATURES: usize = 256;
 
+/// Most answered requests of one token that are kept: the others of its quota are for machines that still
+/// wait. Counted, not timed: a fleet joins faster than requests become old. A machine that did not fetch its
+/// certificate before repeats its request, which uses nothing.
+const MOST_ANSWERED: usize = 128;
+
 /// See the module.
 #[derive(Debug)]
 pub struct BootstrapTokens {
     kubeconfig: String,
     /// By the name of the Secret.
     known: BTreeMap<String, Known>,
+    /// Users of tokens whose requests are to be counted.
+    users: BTreeSet<String>,
     /// The last refusal, which is logged once.
     refused: Option<String>,
     log: Vec<Line>,
@@ -58,12 +66,20 @@ pub enum Purpose {
     Write,
     /// Removes the token with this id.
     Remove(String),
+    /// Removes the request of this name.
+    Forget(String),
 }
 
 impl BootstrapTokens {
     /// `kubeconfig`: its text for `cluster-info`.
     pub fn new(kubeconfig: String) -> BootstrapTokens {
-        BootstrapTokens { kubeconfig, known: BTreeMap::new(), refused: None, log: Vec::new() }
+        BootstrapTokens {
+            kubeconfig,
+            known: BTreeMap::new(),
+            users: BTreeSet::new(),
+            refused: None,
+            log: Vec::new(),
+        }
     }
 
     fn learn(&mut self, secret: &Object) {
@@ -94,7 +110,7 @@ impl BootstrapTokens {
             .collect()
     }
 
-    /// The change that the ConfigMap needs, if any.
+    /// The action that the ConfigMap needs, if any.
     fn write(&self, world: &dyn World, now: OffsetDateTime) -> Option<Action> {
         let (namespace, name) = CLUSTER_INFO;
         let (kubeconfig, signatures) = (self.kubeconfig.clone(), self.signatures(now));
@@ -115,6 +131,18 @@ impl BootstrapTokens {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         Some(Action::Update { kind: &CONFIG_MAP, namespace, name, edit, requires: Vec::new() })
     }
+}
+
+/// The ConfigMap as it must be written, `None` if it is right: for a start, before anybody reads it.
+pub fn due(world: &dyn World, kubeconfig: &str, now: OffsetDateTime) -> Option<Value> {
+    let mut tokens = BootstrapTokens::new(kubeconfig.to_owned());
+    tokens.sweep(world);
+    let (namespace, name) = CLUSTER_INFO;
+    let found = world.get(&CONFIG_MAP, namespace, name).map(|found| found.value());
+    let mut value =
+        found.clone().unwrap_or_else(|| json!({"metadata": {"name": name, "namespace": namespace}}));
+    complete(&mut value, kubeconfig, &tokens.signatures(now));
+    (found.as_ref() != Some(&value)).then_some(value)
 }
 
 fn complete(value: &mut Value, kubeconfig: &str, signatures: &BTreeMap<String, String>) {
@@ -138,6 +166,35 @@ fn is_token(object: &Object) -> bool {
     &*object.namespace == NAMESPACE && object.name.starts_with(&secret_name(""))
 }
 
+/// The user of the bootstrap token that made a request, if one did.
+fn token_user(request: &Object) -> Option<&str> {
+    request.holder.as_deref().filter(|user| bootstrap_token::of_user(user).is_some())
+}
+
+/// The removal of a token's oldest answered requests, beyond those that are kept.
+fn surplus(world: &dyn World, user: &str) -> Vec<Task<Purpose>> {
+    let mut requests = world.charged(user, &CERTIFICATE_REQUEST);
+    if requests.len() <= MOST_ANSWERED {
+        return Vec::new();
+    }
+    requests.retain(|request| !request.terminating && is_answered(&request.value()));
+    // the answer is the last change
+    requests.sort_unstable_by_key(|request| request.revision);
+    let surplus = requests.len().saturating_sub(MOST_ANSWERED);
+    let remove = |request: Arc<Object>| {
+        let (kind, namespace, name) = (&CERTIFICATE_REQUEST, String::new(), request.name.to_string());
+        let options = DeleteOptions { uid: Some(request.uid.to_string()), ..DeleteOptions::default() };
+        let purpose = Purpose::Forget(name.clone());
+        Task { purpose, action: Action::Delete { kind, namespace, name, options, requires: Vec::new() } }
+    };
+    requests.into_iter().take(surplus).map(remove).collect()
+}
+
+fn is_answered(request: &Value) -> bool {
+    let over = ["Denied", "Failed"].iter().any(|sort| condition(&request["status"], sort).is_some());
+    over || !text(request, &["status", "certificate"]).is_empty()
+}
+
 impl Controller for BootstrapTokens {
     type Purpose = Purpose;
     const NAME: &'static str = "bootstrap_tokens";
@@ -153,18 +210,18 @@ impl Controller for BootstrapTokens {
 
     fn concerns(kind: &'static Kind, event: &Event) -> bool {
         let object = event.object();
-        match kind.kind == SECRET.kind {
-            true => is_token(object),
-            false => (&*object.namespace, &*object.name) == CLUSTER_INFO,
+        match kind.kind {
+            kind if kind == SECRET.kind => is_token(object),
+            kind if kind == CONFIG_MAP.kind => (&*object.namespace, &*object.name) == CLUSTER_INFO,
+            _ => token_user(object).is_some(),
         }
     }
 
     fn observe(&mut self, kind: &'static Kind, event: &Event) {
-        if kind.kind == SECRET.kind {
-            match &event.new {
-                Some(secret) => self.learn(secret),
-                None => drop(self.known.remove(&*event.object().name)),
-            }
+        match &event.new {
+            Some(secret) if kind.kind == SECRET.kind => self.learn(secret),
+            None if kind.kind == SECRET.kind => drop(self.known.remove(&*event.object().name)),
+            new => self.users.extend(new.as_ref().and_then(|request| token_user(request)).map(str::to_owned)),
         }
     }
 
@@ -173,6 +230,8 @@ impl Controller for BootstrapTokens {
         for secret in world.list(&SECRET, NAMESPACE).iter().filter(|secret| is_token(secret)) {
             self.learn(secret);
         }
+        let requests = world.list(&CERTIFICATE_REQUEST, "");
+        self.users.extend(requests.iter().filter_map(|request| token_user(request)).map(str::to_owned));
     }
 
     fn reconcile(&mut self, world: &dyn World, now: Now) -> Decision<Purpose> {
@@ -192,6 +251,9 @@ impl Controller for BootstrapTokens {
             let action = Action::Delete { kind: &SECRET, namespace, name, options, requires };
             tasks.push(Task { purpose: Purpose::Remove(token.id.clone()), action });
         }
+        for user in std::mem::take(&mut self.users) {
+            tasks.extend(surplus(world, &user));
+        }
         if let Some(action) = self.write(world, now.wall) {
             tasks.push(Task { purpose: Purpose::Write, action });
         }
@@ -208,6 +270,7 @@ impl Controller for BootstrapTokens {
                 self.known.remove(&secret_name(&id));
                 self.log.push((Level::Info, format!("removed the bootstrap token {id}: it has expired")));
             }
+            (Purpose::Forget(_), Ok(_)) => {}
             // another client was faster, which is an event or is found by the sweep
             (_, Err(error)) if matches!(error.code, 404 | 409) => {}
             (_, Err(error)) if self.refused.as_ref() == Some(&error.message) => {}
@@ -215,6 +278,7 @@ impl Controller for BootstrapTokens {
                 let what = match purpose {
                     Purpose::Write => "write kube-public/cluster-info".to_owned(),
                     Purpose::Remove(id) => format!("remove the bootstrap token {id}"),
+                    Purpose::Forget(name) => format!("remove the certificate request {name}"),
                 };
                 self.log.push((Level::Warning, format!("cannot {what}: {error}; trying again")));
                 self.refused = Some(error.message);

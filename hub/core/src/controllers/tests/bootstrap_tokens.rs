@@ -7,7 +7,7 @@ use super::super::controller::RETRY;
 use super::*;
 use crate::identity::CLUSTER_INFO;
 use crate::identity::bootstrap_token::{BootstrapToken, NAMESPACE, Names, RANDOM_BYTES};
-use crate::kinds::{NAMESPACE as NAMESPACES, SECRET};
+use crate::kinds::{CERTIFICATE_REQUEST, NAMESPACE as NAMESPACES, SECRET};
 
 /// The hub's time in these tests.
 const NOW: OffsetDateTime = datetime!(2026-11-21 12:00:00 UTC);
@@ -95,7 +95,7 @@ fn expired_token_is_removed_while_the_clock_is_right() {
         let decision = controller.reconcile(&hub.index, now);
         let ids = decision.tasks.into_iter().filter_map(|task| match task.purpose {
             Purpose::Remove(id) => Some(id),
-            Purpose::Write => None,
+            Purpose::Write | Purpose::Forget(_) => None,
         });
         (ids.collect::<Vec<_>>(), decision.next)
     };
@@ -123,4 +123,35 @@ fn token_that_got_more_time_is_not_removed() {
         hub.act(&mut controller, task, now);
     }
     assert_eq!(hub.names(&SECRET), ["kube-system/bootstrap-token-000000"]);
+}
+
+#[test]
+fn fleet_joins_by_one_token_without_an_end() {
+    let mut hub = hub();
+    let pem = crate::identity::certificate_request::tests::pem("system:node:a", &["system:nodes"], &[]);
+    let create = |hub: &mut Hub, user: &str, name: String, answered: bool| {
+        let spec = json!({"request": crate::kinds::schema::base64_encode(pem.as_bytes()), "username": user,
+            "signerName": kedge_api::NODE_SIGNER, "usages": ["client auth"]});
+        hub.create(&CERTIFICATE_REQUEST, json!({"metadata": {"name": name}, "spec": spec}));
+        let edit: Edit = Box::new(move |value, _| {
+            if answered {
+                value["status"]["certificate"] = "eA==".into();
+            }
+            true
+        });
+        let (kind, namespace, requires) = (&CERTIFICATE_REQUEST, String::new(), Vec::new());
+        hub.perform(Action::Update { kind, namespace, name, edit, requires }).unwrap();
+    };
+    for number in 0..20 {
+        create(&mut hub, "system:bootstrap:000000", format!("pending-{number:03}"), false);
+        create(&mut hub, "system:node:a", format!("renewal-{number:03}"), true);
+    }
+    for number in 0..130 {
+        create(&mut hub, "system:bootstrap:000000", format!("joined-{number:03}"), true);
+    }
+    run(&mut hub);
+    let names = hub.names(&CERTIFICATE_REQUEST);
+    let count = |beginning: &str| names.iter().filter(|name| name.starts_with(beginning)).count();
+    assert_eq!(["/joined", "/pending", "/renewal"].map(count), [128, 20, 20], "{names:?}");
+    assert!(!names.contains(&"/joined-001".to_owned()) && names.contains(&"/joined-002".to_owned()));
 }
