@@ -77,6 +77,10 @@ const BODIES: &[(&str, &str, Generated)] = &[
     ("authentication.k8s.io/v1", "TokenReview", generated::<api::authentication::v1::TokenReview>),
     ("meta/v1", "DeleteOptions", generated::<meta::DeleteOptions>),
     ("meta/v1", "Status", generated::<meta::Status>),
+    ("rbac.authorization.k8s.io/v1", "Role", generated::<api::rbac::v1::Role>),
+    ("rbac.authorization.k8s.io/v1", "RoleBinding", generated::<api::rbac::v1::RoleBinding>),
+    ("rbac.authorization.k8s.io/v1", "ClusterRole", generated::<api::rbac::v1::ClusterRole>),
+    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", generated::<api::rbac::v1::ClusterRoleBinding>),
 ];
 
 /// Fields that k8s-pb 0.9 does not have. The numbers are those of generated.proto of Kubernetes 1.36, except

@@ -37,13 +37,14 @@ fn named_groups() -> Vec<(&'static str, &'static str)> {
 }
 
 /// Upstream's order of groups: `kubectl get` uses the first group that has a resource of the given name.
-const ORDER: [&str; 8] = [
+const ORDER: [&str; 9] = [
     "apps",
     "events.k8s.io",
     "authentication.k8s.io",
     "authorization.k8s.io",
     "certificates.k8s.io",
     "policy",
+    "rbac.authorization.k8s.io",
     "coordination.k8s.io",
     // served by another server behind the API server, so it comes after all others
     "metrics.k8s.io",

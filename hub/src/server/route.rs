@@ -370,6 +370,10 @@ mod tests {
         check("/apis/coordination.k8s.io/v1", "Resources(\"coordination.k8s.io\", \"v1\")");
         check("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", "AccessReview");
         check("/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", "RulesReview");
+        check(
+            "/apis/rbac.authorization.k8s.io/v1/clusterroles/system:basic-user",
+            "clusterroles||system:basic-user|",
+        );
         check("/apis/policy/v1", "Resources(\"policy\", \"v1\")");
         check("/readyz", "Health(\"readyz\")");
         check("/livez/ping", "Health(\"livez/ping\")");
@@ -383,7 +387,6 @@ mod tests {
             ("/apis/apps/v1/namespaces/n/deployments", "deployments.apps"),
             ("/apis/apps/v1beta1/namespaces/n/deployments/d/scale", "deployments.apps"),
             ("/apis/batch/v1/namespaces/n/jobs", "jobs.batch"),
-            ("/apis/rbac.authorization.k8s.io/v1/clusterroles/r", "clusterroles.rbac.authorization.k8s.io"),
             ("/api/v1/namespaces/n/resourcequotas", "resourcequotas"),
             ("/apis/policy/v1/poddisruptionbudgets", "poddisruptionbudgets.policy"),
         ] {

@@ -112,10 +112,6 @@ fn what_is_not_served_names_its_substitute() {
     for (path, expect) in [
         ("/apis/apps/v1/namespaces/default/deployments", "deployments.apps is not served: use a DaemonSet"),
         ("/apis/batch/v1/namespaces/default/jobs", "jobs.batch is not served: "),
-        (
-            "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles",
-            "roles.rbac.authorization.k8s.io is not served: ",
-        ),
         ("/api/v1/namespaces/default/resourcequotas", "resourcequotas is not served: "),
     ] {
         let status = admin.post(path, &json!({})).expect(404);

@@ -13,8 +13,6 @@ struct Absent {
 const ON_EACH_NODE: &str =
     "use a DaemonSet, whose nodeSelector or affinity chooses the nodes, or a Pod with a nodeName";
 const ONCE: &str = "nothing here starts pods at a time: use a Pod with restartPolicy Never or OnFailure";
-const RIGHTS: &str = "rights are not configurable: administrators are the group system:masters, nodes and service accounts have the \
-                      rights that each needs";
 const NO_NETWORK: &str =
     "nothing gives Services an address: reach a pod by a hostPort of its node, or by kubectl port-forward";
 const NO_QUOTA: &str = "no namespace is limited: set resources in the pods";
@@ -38,11 +36,6 @@ static ABSENT: &[Absent] = &[
         group: "policy",
         plurals: &["poddisruptionbudgets"],
         instead: "a DaemonSet has maxUnavailable and kedge.dev/max-failures",
-    },
-    Absent {
-        group: "rbac.authorization.k8s.io",
-        plurals: &["roles", "rolebindings", "clusterroles", "clusterrolebindings"],
-        instead: RIGHTS,
     },
     Absent { group: "networking.k8s.io", plurals: &["ingresses", "ingressclasses"], instead: NO_NETWORK },
     Absent {

@@ -22,6 +22,7 @@ pub mod node;
 pub mod pod;
 pub mod pod_spec;
 mod pod_status;
+pub mod rbac;
 pub mod rules;
 pub mod schema;
 pub mod secret;
@@ -44,6 +45,7 @@ pub use lease::LEASE;
 pub use namespace::NAMESPACE;
 pub use node::NODE;
 pub use pod::POD;
+pub use rbac::{CLUSTER_ROLE, CLUSTER_ROLE_BINDING, ROLE, ROLE_BINDING};
 pub use secret::SECRET;
 pub use service::SERVICE;
 pub use service_account::SERVICE_ACCOUNT;
@@ -61,6 +63,10 @@ pub static KINDS: &[&Kind] = &[
     &CONTROLLER_REVISION,
     &DAEMON_SET,
     &CERTIFICATE_REQUEST,
+    &CLUSTER_ROLE_BINDING,
+    &CLUSTER_ROLE,
+    &ROLE_BINDING,
+    &ROLE,
     &LEASE,
 ];
 

@@ -12,6 +12,8 @@ pub enum NameRule {
     Subdomain,
     /// `a-b`, at most 63 bytes.
     Label,
+    /// Anything that can be one segment of a path, `system:node:x` for example, at most 253 bytes.
+    Segment,
 }
 
 impl NameRule {
@@ -20,8 +22,21 @@ impl NameRule {
         match self {
             NameRule::Subdomain => subdomain_complaint(name),
             NameRule::Label => label_complaint(name),
+            NameRule::Segment => segment_complaint(name),
         }
     }
+}
+
+/// The fault of a name that must be one segment of a path. Upstream has no limit on its length, but an object
+/// with a longer name than a path could not be deleted.
+fn segment_complaint(name: &str) -> Option<String> {
+    if matches!(name, "." | "..") {
+        return Some(format!("may not be '{name}'"));
+    }
+    if let Some(character) = name.chars().find(|character| matches!(character, '/' | '%')) {
+        return Some(format!("may not contain '{character}'"));
+    }
+    (name.len() > SUBDOMAIN_BYTES).then(|| format!("must be no more than {SUBDOMAIN_BYTES} bytes"))
 }
 
 /// The fault of a key of a ConfigMap.
@@ -45,6 +60,18 @@ pub fn config_key_complaint(key: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn segment_of_a_path_may_be_almost_anything() {
+        for good in ["a", "system:node:x", "A b", "..."] {
+            assert_eq!(segment_complaint(good), None, "{good}");
+        }
+        let check = |name: &str, expect: &str| assert_eq!(segment_complaint(name).as_deref(), Some(expect));
+        check("..", "may not be '..'");
+        check("a/b", "may not contain '/'");
+        check("a%b", "may not contain '%'");
+        check(&"a".repeat(254), "must be no more than 253 bytes");
+    }
 
     #[test]
     fn config_keys_follow_upstream() {
