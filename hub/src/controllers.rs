@@ -13,8 +13,8 @@ use std::time::Duration;
 use kedge_hub_core::ApiError;
 use kedge_hub_core::controllers::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, bootstrap_tokens,
-    certificates, daemon_sets, events, garbage, namespaces, nodes, pods, root_certificate, scheduler,
-    service_accounts, system_namespaces, taint_eviction,
+    certificates, cluster_roles, daemon_sets, events, garbage, namespaces, nodes, pods, root_certificate,
+    scheduler, service_accounts, system_namespaces, taint_eviction,
 };
 use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, Kind, POD};
 use kedge_hub_core::object::{Event, Object};
@@ -70,6 +70,7 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
     running.spawn(run(hub.clone(), tools.clone(), events::Events::default));
     running.spawn(run(hub.clone(), tools.clone(), system_namespaces::SystemNamespaces::default));
     running.spawn(run(hub.clone(), tools.clone(), service_accounts::ServiceAccounts::default));
+    running.spawn(run(hub.clone(), tools.clone(), cluster_roles::ClusterRoles::default));
     let ca = tools.pki.ca_text();
     running
         .spawn(run(hub.clone(), tools.clone(), move || root_certificate::RootCertificate::new(ca.clone())));

@@ -17,8 +17,10 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use tokio::sync::oneshot;
 
+use kedge_hub_core::identity::default_roles;
 use kedge_hub_core::kinds::{
-    self, CONFIG_MAP, Kind, NAMESPACE, POD, SERVICE, SERVICE_ACCOUNT, schema, service, text,
+    self, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CONFIG_MAP, Kind, NAMESPACE, POD, SERVICE, SERVICE_ACCOUNT,
+    schema, service, text,
 };
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{Fresh, Objects, new_object};
@@ -119,14 +121,17 @@ impl Hub {
         Ok(hub)
     }
 
-    /// Creates the system namespaces before the first request, so that the version which a client sees at the
-    /// start stays the latest until a client changes something.
+    /// Creates the system namespaces and the default roles before the first request, so that the version which
+    /// a client sees at the start stays the latest until a client changes something.
     fn make_namespaces(&self) {
         let account = |name| json!({"metadata": {"name": service_accounts::NAME, "namespace": name}});
         let missing = kinds::namespace::SYSTEM.iter().flat_map(|name| {
             [(&NAMESPACE, json!({"metadata": {"name": name}})), (&SERVICE_ACCOUNT, account(name))]
         });
-        self.make_all(missing);
+        let roles = default_roles::cluster_roles().into_iter().map(|role| (&CLUSTER_ROLE, role));
+        let bindings = default_roles::cluster_role_bindings();
+        let bindings = bindings.into_iter().map(|binding| (&CLUSTER_ROLE_BINDING, binding));
+        self.make_all(missing.chain(roles).chain(bindings));
     }
 
     /// Creates missing ConfigMaps with the CA in the system namespaces, for the same reason.

@@ -16,12 +16,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::task::{Context, Poll, Waker};
 
 use kedge_hub_core::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE};
+use kedge_hub_core::kinds::rbac::is_of_rights;
 use kedge_hub_core::kinds::{CONFIG_MAP, Kind};
 use kedge_hub_core::loans::{Borrower, Loan};
 use kedge_hub_core::object::{Event, Object, Reference};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{
-    Changed, Desired, Index, Leases, Page, Query, Require, Seen, Sink, Start, TooOld, WatchId, WatchRefused,
+    Changed, Desired, Index, KINDS_OF_RIGHTS, Leases, Page, Query, Require, Rights, Seen, Sink, Start,
+    TooOld, WatchId, WatchRefused,
 };
 use tokio::sync::mpsc;
 
@@ -262,6 +264,7 @@ enum Part {
     /// All kinds but Leases.
     Index,
     Desired,
+    Rights,
     Leases,
 }
 
@@ -330,6 +333,10 @@ pub struct Memory {
     leases: RwLock<Leases<Sender>>,
     /// Held only for the time of one node or one change, because renewals read it.
     desired: RwLock<Desired>,
+    /// Held only for the time of one decision or one change.
+    rights: RwLock<Rights>,
+    /// Counts the changes of `rights`: what stands by an older count is judged again.
+    rights_changes: AtomicU64,
     /// The revision of the deny list, 0 without one: every request reads it, and a renewal must not wait for
     /// readers of other objects.
     deny_list: AtomicU64,
@@ -339,10 +346,19 @@ impl Memory {
     pub fn new(index: Index<Sender>, leases: Leases<Sender>, desired: Desired) -> Memory {
         let deny_list = index.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
         let deny_list = AtomicU64::new(deny_list.map_or(0, |list| list.revision));
+        let mut rights = Rights::default();
+        for kind in KINDS_OF_RIGHTS {
+            let all = index.list(kind, &Selection::default(), &Query::default());
+            for object in all.map(|page| page.objects).unwrap_or_default() {
+                rights.change(kind, &object, true);
+            }
+        }
         Memory {
             index: RwLock::new(index),
             leases: RwLock::new(leases),
             desired: RwLock::new(desired),
+            rights: RwLock::new(rights),
+            rights_changes: AtomicU64::new(0),
             deny_list,
         }
     }
@@ -504,8 +520,29 @@ impl Memory {
         for changed in &changes {
             self.desired_mut().note(changed);
             self.note_deny_list(changed);
+            self.note_rights(changed);
         }
         index.publish(changes);
+    }
+
+    fn note_rights(&self, Changed { kind, event, .. }: &Changed) {
+        if !is_of_rights(kind) {
+            return;
+        }
+        let rights = || self.rights.write().unwrap_or_else(PoisonError::into_inner);
+        Locked::new(Part::Rights, rights).change(kind, event.object(), event.new.is_some());
+        self.rights_changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// Passes the rights to `look`, which must not ask this memory.
+    pub fn with_rights(&self, look: impl FnOnce(&Rights)) {
+        let rights = || self.rights.read().unwrap_or_else(PoisonError::into_inner);
+        look(&Locked::new(Part::Rights, rights));
+    }
+
+    /// The number of changes of the rights; a new one is visible before the writer of the change is answered.
+    pub fn rights_changes(&self) -> u64 {
+        self.rights_changes.load(Ordering::Acquire)
     }
 
     fn note_deny_list(&self, Changed { kind, event, .. }: &Changed) {

@@ -83,7 +83,7 @@ async fn answer(
     let act = Act::of(&route, &parts.method);
     let mut context =
         RequestContext { server, caller, presented, slot, trail, identity: None, parts, parameters, act };
-    match effective(parts, (*context.caller).as_ref()) {
+    match effective(server, parts, (*context.caller).as_ref()) {
         Ok(identity) => context.identity = identity,
         Err(refused) => {
             let verb = match &route {
@@ -226,9 +226,13 @@ async fn bind(
 }
 
 /// The identity by whose rights the request is judged: see [`identity::effective`].
-fn effective(parts: &Parts, caller: Option<&Identity>) -> Result<Option<Identity>, ApiError> {
+fn effective(
+    server: &Server,
+    parts: &Parts,
+    caller: Option<&Identity>,
+) -> Result<Option<Identity>, ApiError> {
     let headers = parts.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-    identity::effective(caller, headers).map_err(denied)
+    identity::effective(caller, headers, &*server.hub).map_err(denied)
 }
 
 fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Result<&'static str, ApiError> {

@@ -71,12 +71,13 @@ fn review(context: &RequestContext<'_>, route: &Route, value: &Value) -> Result<
         return Ok(review);
     }
     if *route == Route::RulesReview {
-        if text(value, &["spec", "namespace"]).is_empty() {
+        let namespace = text(value, &["spec", "namespace"]);
+        if namespace.is_empty() {
             return Err(ApiError::bad_request("no namespace on request"));
         }
         let review = json!({
             "kind": "SelfSubjectRulesReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": {},
-            "status": identity::rules(identity),
+            "status": identity::rules(identity, namespace, &*context.server.hub),
         });
         return Ok(review);
     }
@@ -100,7 +101,8 @@ fn review(context: &RequestContext<'_>, route: &Route, value: &Value) -> Result<
         _ => decide(context, kind, Some(&subject(kind, &spec)?), &spec)?,
     };
     let status = match decision {
-        Ok(()) => json!({"allowed": true}),
+        Ok(reason) if reason.is_empty() => json!({"allowed": true}),
+        Ok(reason) => json!({"allowed": true, "reason": reason}),
         Err(denied) if denied.reason.is_empty() => json!({"allowed": false}),
         Err(denied) => json!({"allowed": false, "reason": denied.reason}),
     };
@@ -161,12 +163,13 @@ fn subject(kind: &str, spec: &Value) -> Result<Identity, ApiError> {
     })
 }
 
+/// The reason why a request would be allowed, if it would be.
 fn decide(
     context: &RequestContext<'_>,
     kind: &str,
     identity: Option<&Identity>,
     spec: &Value,
-) -> Result<Result<(), identity::Denied>, ApiError> {
+) -> Result<Result<String, identity::Denied>, ApiError> {
     let charge = |work| context.charge(work);
     let view = &View { hub: &context.server.hub, charge: &charge };
     match (spec.get("resourceAttributes"), spec.get("nonResourceAttributes")) {
@@ -180,7 +183,7 @@ fn decide(
                 name: text(resource, &["name"]),
                 ..Attributes::default()
             };
-            Ok(identity::authorize(identity, &attributes, view))
+            Ok(allowed(identity, &attributes, view))
         }
         (None, Some(path)) => {
             let attributes = Attributes {
@@ -188,10 +191,19 @@ fn decide(
                 path: text(path, &["path"]),
                 ..Attributes::default()
             };
-            Ok(identity::authorize(identity, &attributes, view))
+            Ok(allowed(identity, &attributes, view))
         }
         _ => Err(ApiError::unprocessable(format!(
             "{kind}.authorization.k8s.io \"\" is invalid: spec.resourceAttributes: Invalid value: exactly one of nonResourceAttributes or resourceAttributes must be specified"
         ))),
     }
+}
+
+fn allowed(
+    identity: Option<&Identity>,
+    attributes: &Attributes<'_>,
+    view: &View<'_>,
+) -> Result<String, identity::Denied> {
+    identity::authorize(identity, attributes, view)?;
+    Ok(identity.map(|identity| identity::reason(identity, attributes, view)).unwrap_or_default())
 }

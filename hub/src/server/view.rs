@@ -11,6 +11,7 @@ use std::sync::Arc;
 use kedge_hub_core::identity::ClusterView;
 use kedge_hub_core::kinds;
 use kedge_hub_core::object::Reference;
+use kedge_hub_core::state::Rights;
 use serde_json::Value;
 
 use super::limits::Work;
@@ -33,6 +34,10 @@ impl ClusterView for View<'_> {
     fn node_refers_to(&self, node: &str, object: &Reference) -> bool {
         self.hub.node_refers_to(node, object)
     }
+
+    fn rights(&self, look: &mut dyn FnMut(&Rights)) {
+        self.hub.rights(look);
+    }
 }
 
 /// Without a charge: for questions that a caller cannot make expensive or frequent.
@@ -43,6 +48,10 @@ impl ClusterView for Hub {
 
     fn node_refers_to(&self, node: &str, object: &Reference) -> bool {
         self.memory().node_refers_to(node, object)
+    }
+
+    fn rights(&self, look: &mut dyn FnMut(&Rights)) {
+        self.memory().with_rights(look);
     }
 }
 

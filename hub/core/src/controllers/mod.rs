@@ -6,6 +6,7 @@
 pub mod bootstrap_tokens;
 pub mod certificates;
 mod clock;
+pub mod cluster_roles;
 mod controller;
 pub mod daemon_sets;
 pub mod events;
@@ -51,6 +52,7 @@ mod tests {
     use kedge_rig::Random;
 
     mod bootstrap_tokens;
+    mod cluster_roles;
     mod daemon_sets;
     mod design_document;
     mod hostile;

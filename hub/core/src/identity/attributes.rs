@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::object::Reference;
 use crate::selector::Selection;
+use crate::state::Rights;
 
 /// The attributes of a request; empty where the request does not name one.
 #[derive(Debug, Clone, Copy, Default)]
@@ -33,7 +34,7 @@ pub struct Attributes<'a> {
 impl<'a> Attributes<'a> {
     /// The name of the single object that a request is for: from the path, or, for list and watch, from the
     /// field selector.
-    pub(super) fn requested_name(&self) -> &'a str {
+    pub fn requested_name(&self) -> &'a str {
         match (self.name, self.selection) {
             ("", Some(selection)) if matches!(self.verb, "list" | "watch") => {
                 selection.name.as_deref().unwrap_or_default()
@@ -56,4 +57,6 @@ pub trait ClusterView {
     /// Whether the Node of this name, or a pod bound to it, refers to an object
     /// ([`Kind::refers`](crate::kinds::Kind::refers)).
     fn node_refers_to(&self, node: &str, object: &Reference) -> bool;
+    /// Calls `look` with the rights that roles and bindings give at this moment. `look` must not ask the view.
+    fn rights(&self, look: &mut dyn FnMut(&Rights));
 }

@@ -1,8 +1,7 @@
 //! The decision on a request: authorizers, asked in order.
 //!
 //! Always holds: an authorizer is a function of identity, request and stored objects; the first that allows a
-//! request decides, and a request that none allows is refused with the reasons of all. Roles would be one
-//! more entry of [`AUTHORIZERS`].
+//! request decides, and a request that none allows is refused with the reasons of all.
 
 use kedge_api::AUTHENTICATED_GROUP;
 use serde_json::{Value, json};
@@ -11,6 +10,7 @@ use super::attributes::{Attributes, ClusterView};
 use super::bootstrapper::Bootstrapper;
 use super::identity::Identity;
 use super::node::Node;
+use super::roles::Roles;
 
 /// The opinion of one authorizer on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(super) trait Authorizer: Sync {
 
 /// All authorizers. The cheapest come first; their order does not change a decision, since each of them can
 /// only allow.
-static AUTHORIZERS: [&dyn Authorizer; 4] = [&Node, &Administrators, &AnyUser, &Bootstrapper];
+static AUTHORIZERS: [&dyn Authorizer; 5] = [&Node, &Administrators, &AnyUser, &Bootstrapper, &Roles];
 
 /// Decides on the request of an authenticated caller; a refusal has the reasons of all authorizers.
 pub(super) fn decide(
@@ -116,9 +116,9 @@ fn is_read(verb: &str) -> bool {
     matches!(verb, "get" | "head")
 }
 
-/// The permissions of a caller, as the status of a SelfSubjectRulesReview. A node's permissions depend on the
-/// stored objects, so its list is marked incomplete, as upstream's is.
-pub fn rules(identity: &Identity) -> Value {
+/// The permissions of a caller in a namespace, as the status of a SelfSubjectRulesReview. A node's permissions
+/// depend on the stored objects, so its list is marked incomplete, as upstream's is.
+pub fn rules(identity: &Identity, namespace: &str, view: &dyn ClusterView) -> Value {
     if identity.is_admin() {
         return json!({
             "resourceRules": [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}],
@@ -128,20 +128,22 @@ pub fn rules(identity: &Identity) -> Value {
     }
     let reviews = OWN_REVIEWS
         .map(|(group, resources)| json!({"verbs": ["create"], "apiGroups": [group], "resources": resources}));
-    let mut status = json!({
-        "resourceRules": reviews,
-        "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": readable_paths()}],
-        "incomplete": false,
-    });
-    if identity.bootstrap_token().is_some()
-        && let Some(rules) = status["resourceRules"].as_array_mut()
-    {
-        let resources = ["certificatesigningrequests"];
-        rules.insert(
+    let mut resources = Vec::from(reviews);
+    if identity.bootstrap_token().is_some() {
+        let requests = ["certificatesigningrequests"];
+        resources.insert(
             0,
-            json!({"verbs": ["create"], "apiGroups": ["certificates.k8s.io"], "resources": resources}),
+            json!({"verbs": ["create"], "apiGroups": ["certificates.k8s.io"], "resources": requests}),
         );
     }
+    let mut paths = vec![json!({"verbs": ["get"], "nonResourceURLs": readable_paths()})];
+    for (is_for_paths, rule) in super::roles::rules(identity, namespace, view) {
+        let list = if is_for_paths { &mut paths } else { &mut resources };
+        if !list.contains(&rule) {
+            list.push(rule);
+        }
+    }
+    let mut status = json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": false});
     if identity.node().is_some() {
         status["incomplete"] = true.into();
         status["evaluationError"] = "node authorizer does not support user rule resolution".into();

@@ -176,7 +176,10 @@ mod tests {
                 assert!(!ask(asked), "{asked:?}");
             }
         }
-        assert_eq!(rules(&caller)["resourceRules"][0]["resources"], json!([REQUESTS]));
+        assert_eq!(
+            rules(&caller, "default", &Objects::default())["resourceRules"][0]["resources"],
+            json!([REQUESTS])
+        );
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 /// Key of a credential's issue number in the `extra` of a user: a certificate request shows by it which
 /// credential asked.
 pub const ISSUE_NUMBER: &str = "kedge.dev/issue-number";
+/// Prefix of the users of service accounts: `system:serviceaccount:NAMESPACE:NAME`.
+pub(super) const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 /// Upstream's key for the node in the token of a pod.
 pub(super) const NODE_NAME_FACT: &str = "authentication.kubernetes.io/node-name";
 
@@ -42,7 +44,7 @@ pub struct Identity {
     /// When the credential was issued (Unix time in microseconds), if it contains that.
     pub issued: Option<i64>,
     /// The credential in upstream's spelling, `X509SHA256=...` or `JTI=...`; empty for an identity without
-    /// one of its own, as when an administrator impersonates it.
+    /// one of its own, as when another caller impersonates it.
     pub credential: Box<str>,
 }
 
@@ -95,6 +97,11 @@ impl Identity {
     /// The id of the bootstrap token, if this caller has one: by user name and group, both needed.
     pub fn bootstrap_token(&self) -> Option<&str> {
         bootstrap_token::of_user(&self.user).filter(|_| self.in_group(BOOTSTRAP_GROUP))
+    }
+
+    /// Whether this caller is no person: a service account, or a device with a bootstrap token.
+    pub fn is_program(&self) -> bool {
+        self.user.starts_with(SERVICE_ACCOUNT_PREFIX) || self.bootstrap_token().is_some()
     }
 
     /// Whether the credential has expired.

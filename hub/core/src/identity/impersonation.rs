@@ -1,11 +1,13 @@
-//! Impersonation: an administrator acts as another user, to see its permissions (`kubectl --as`).
+//! Impersonation: a caller acts as another user, to see its permissions (`kubectl --as`).
 //!
-//! Always holds: only an administrator impersonates; the impersonated identity expires with the credential
-//! that was used. Words and headers are upstream's: `Impersonate-User`, `-Group`, `-Uid`, and `-Extra-KEY`
-//! with a percent-encoded key.
+//! Always holds: a caller outside the admin group needs the verb `impersonate` on the user, on each group, on
+//! the UID and on each extra value that it asks for, so nobody impersonates a group that no rule names; the
+//! impersonated identity expires with the credential that was used. Words, headers and resources are
+//! upstream's: `Impersonate-User`, `-Group`, `-Uid`, and `-Extra-KEY` with a percent-encoded key.
 
-use super::Denied;
-use super::identity::Identity;
+use super::attributes::{Attributes, ClusterView};
+use super::identity::{Identity, SERVICE_ACCOUNT_PREFIX};
+use super::{Denied, authorize};
 use kedge_api::AUTHENTICATED_GROUP;
 
 /// The common beginning of the headers, in lower case.
@@ -14,8 +16,6 @@ const PREFIX: &str = "impersonate-";
 const MAX_HEADERS: usize = 64;
 /// User of callers without a credential, and their group.
 const ANONYMOUS: (&str, &str) = ("system:anonymous", "system:unauthenticated");
-/// Prefix of the users of service accounts: `system:serviceaccount:NAMESPACE:NAME`.
-const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 
 /// The identity that a request asks for, from its headers.
 #[derive(Debug, Default)]
@@ -26,6 +26,9 @@ struct Asked {
     facts: std::collections::BTreeMap<String, Vec<String>>,
 }
 
+/// The API group of the UIDs and extra values that are impersonated.
+const GROUP: &str = "authentication.k8s.io";
+
 /// The identity by which a request is to be judged: the caller's own, or the impersonated one. `headers` are
 /// pairs of a name in lower case and a value.
 ///
@@ -34,6 +37,7 @@ struct Asked {
 pub fn effective<'a>(
     caller: Option<&Identity>,
     headers: impl Iterator<Item = (&'a str, &'a [u8])>,
+    view: &dyn ClusterView,
 ) -> Result<Option<Identity>, Denied> {
     let given: Vec<_> = headers.filter(|(name, _)| name.starts_with(PREFIX)).take(MAX_HEADERS + 1).collect();
     if given.is_empty() {
@@ -45,12 +49,10 @@ pub fn effective<'a>(
     } else {
         Asked::read(&given)
     };
-    if !caller.is_admin() {
-        let user = asked.map(|asked| asked.user).unwrap_or_default();
-        return Err(Denied::forbidden(format!(
-            "users {user:?} is forbidden: User {:?} cannot impersonate resource \"users\" in API group \"\" at the cluster scope",
-            caller.user
-        )));
+    match &asked {
+        Ok(asked) => asked.check(caller, view)?,
+        // who may not impersonate learns nothing about the headers
+        Err(_) => Asked::default().check(caller, view)?,
     }
     let asked = asked?;
     if asked.user.is_empty() {
@@ -67,6 +69,33 @@ pub fn effective<'a>(
 }
 
 impl Asked {
+    /// Refuses a caller that may not impersonate all of this.
+    fn check(&self, caller: &Identity, view: &dyn ClusterView) -> Result<(), Denied> {
+        let may = |asked: Attributes<'_>| {
+            authorize(Some(caller), &Attributes { verb: "impersonate", ..asked }, view)
+        };
+        let none = Attributes::default();
+        let account = self.user.strip_prefix(SERVICE_ACCOUNT_PREFIX).and_then(|rest| rest.split_once(':'));
+        match account {
+            Some((namespace, name)) => {
+                may(Attributes { resource: "serviceaccounts", namespace, name, ..none })
+            }
+            None => may(Attributes { resource: "users", name: &self.user, ..none }),
+        }?;
+        for name in &self.groups {
+            may(Attributes { resource: "groups", name, ..none })?;
+        }
+        for (key, values) in &self.facts {
+            for name in values {
+                may(Attributes { group: GROUP, resource: "userextras", subresource: key, name, ..none })?;
+            }
+        }
+        if self.uid.is_empty() {
+            return Ok(());
+        }
+        may(Attributes { group: GROUP, resource: "uids", name: &self.uid, ..none })
+    }
+
     fn read(headers: &[(&str, &[u8])]) -> Result<Asked, Denied> {
         let mut asked = Asked::default();
         // a proxy may have checked one of the two, and nobody knows which of them counts
@@ -122,6 +151,9 @@ fn bad(message: String) -> Denied {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::fixture::Objects;
     use super::*;
 
     fn admin() -> Identity {
@@ -133,8 +165,67 @@ mod tests {
     }
 
     fn ask(caller: Option<&Identity>, headers: &[(&str, &str)]) -> Result<Option<Identity>, (u16, String)> {
+        ask_in(&Objects::default(), caller, headers)
+    }
+
+    fn ask_in(
+        view: &Objects,
+        caller: Option<&Identity>,
+        headers: &[(&str, &str)],
+    ) -> Result<Option<Identity>, (u16, String)> {
         let headers = headers.iter().map(|(name, value)| (*name, value.as_bytes()));
-        effective(caller, headers).map_err(|denied| (denied.status, denied.message))
+        effective(caller, headers, view).map_err(|denied| (denied.status, denied.message))
+    }
+
+    #[test]
+    fn impersonation_needs_a_right_to_each_part() {
+        let rule = |group: &str, resource: &str, names: &[&str]| json!({"verbs": ["impersonate"], "apiGroups": [group], "resources": [resource], "resourceNames": names});
+        let view = Objects::default()
+            .allow("users", "", "users", json!([rule("", "users", &["joe"])]))
+            .allow("groups", "", "groups", json!([rule("", "users", &[]), rule("", "groups", &["people"])]))
+            .allow("accounts", "shop", "accounts", json!([rule("", "serviceaccounts", &[])]))
+            .allow(
+                "facts",
+                "",
+                "facts",
+                json!([
+                    rule("", "users", &[]),
+                    rule(GROUP, "userextras/scopes", &["a"]),
+                    rule(GROUP, "uids", &["1"])
+                ]),
+            );
+        let check = |caller: &str, headers: &[(&str, &str)], expect: &str| {
+            let caller = Identity::new(caller, &["system:authenticated"]);
+            let found = ask_in(&view, Some(&caller), headers);
+            let found =
+                found.map_or_else(|(status, message)| format!("{status} {message}"), |_| String::new());
+            let ends = found.contains(expect) && found.is_empty() == expect.is_empty();
+            assert!(ends, "{} {headers:?}: {found}", caller.user);
+        };
+        let user = ("impersonate-user", "joe");
+        check("users", &[user], "");
+        check("users", &[("impersonate-user", "admin")], "403 users \"admin\" is forbidden");
+        check("users", &[user, ("impersonate-group", "people")], "403 groups \"people\" is forbidden");
+        check("groups", &[user, ("impersonate-group", "people")], "");
+        check("groups", &[user, ("impersonate-group", "system:masters")], "403 groups \"system:masters\"");
+        check("groups", &[("impersonate-group", "people")], "400 ");
+        check(
+            "groups",
+            &[user, ("impersonate-extra-scopes", "a")],
+            "403 userextras.authentication.k8s.io \"a\"",
+        );
+        check("facts", &[user, ("impersonate-extra-scopes", "a"), ("impersonate-uid", "1")], "");
+        check("facts", &[user, ("impersonate-extra-scopes", "b")], "403 userextras");
+        check("facts", &[user, ("impersonate-extra-other", "a")], "403 userextras");
+        check("facts", &[user, ("impersonate-uid", "2")], "403 uids.authentication.k8s.io \"2\"");
+        let account = |of: &'static str| [("impersonate-user", of)];
+        check("accounts", &account("system:serviceaccount:shop:s"), "");
+        check(
+            "accounts",
+            &account("system:serviceaccount:other:s"),
+            "403 serviceaccounts \"s\" is forbidden",
+        );
+        check("accounts", &[user], "403 users \"joe\"");
     }
 
     #[test]
@@ -183,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn only_administrators_impersonate() {
+    fn caller_without_the_right_does_not_impersonate() {
         let jane = Identity::new("jane", &["people"]);
         let headers = [("impersonate-user", "admin")];
         assert_eq!(ask(None, &headers), Err((401, "Unauthorized".to_owned())));

@@ -2,26 +2,32 @@
 //!
 //! Always holds: this module does no IO and keeps no state, so a decision is a function of the request, the
 //! time and the stored objects. `identity` reads the identity that a credential proves, `impersonation` the
-//! one that an administrator asks for instead. `authorize` decides on a request before anything is read, by a
-//! list of authorizers; `admit` decides on an object as it would be stored. Both use upstream's texts,
-//! because people search for them. `denied` is the list of revoked credentials. Not built yet: roles (RBAC
-//! objects are not served).
+//! one that a caller asks for instead, if it may. `authorize` decides on a request before anything is read,
+//! by a list of authorizers; `admit` decides on an object as it would be stored: what a node may say
+//! (`node_restriction`), and what needs a right besides that of the request (`escalation`, `privileges`).
+//! Both use upstream's texts, because people search for them. `denied` is the list of revoked credentials.
 
 mod attributes;
 mod authorizer;
 pub mod bootstrap_token;
 mod bootstrapper;
 pub mod certificate_request;
+pub mod default_roles;
 pub mod denied;
 pub mod duplicates;
+mod escalation;
 #[cfg(test)]
 mod fixture;
 #[allow(clippy::module_inception, reason = "it is what the folder is named after")]
 mod identity;
 mod impersonation;
+#[cfg(test)]
+mod matrix;
 mod node;
 mod node_restriction;
+mod privileges;
 mod references;
+mod roles;
 pub mod token;
 
 pub use attributes::{Attributes, ClusterView};
@@ -30,6 +36,7 @@ pub use authorizer::rules;
 pub use identity::{CREDENTIAL_ID, ISSUE_NUMBER, Identity, certificate_id};
 pub use impersonation::effective;
 pub(crate) use references::{of_node as references_of_node, of_pod as references_of_pod};
+pub use roles::reason;
 
 use serde_json::Value;
 
@@ -48,10 +55,6 @@ impl Denied {
     /// The refusal of a caller without a valid credential.
     pub fn unauthorized() -> Denied {
         Denied { status: 401, message: "Unauthorized".to_owned(), reason: String::new() }
-    }
-
-    fn forbidden(message: String) -> Denied {
-        Denied { status: 403, message, reason: String::new() }
     }
 }
 
@@ -78,13 +81,20 @@ pub fn admit(
     new: &Value,
     view: &dyn ClusterView,
 ) -> Result<(), Denied> {
+    if identity.is_admin() {
+        return Ok(());
+    }
     let judged = match (identity.node(), identity.bootstrap_token()) {
-        _ if identity.is_admin() => Ok(()),
         (Some(node), _) => node_restriction::admit(node, attributes, old, new, view),
         (None, Some(id)) => bootstrapper::admit(id, new, view),
         (None, None) => Ok(()),
     };
-    judged.map_err(|reason| forbidden_object(attributes, new, reason))
+    judged.map_err(|reason| forbidden_object(attributes, new, reason))?;
+    if identity.node().is_some() {
+        return Ok(());
+    }
+    privileges::admit(identity, attributes, old, new, view)?;
+    escalation::admit(identity, attributes, old, new, view)
 }
 
 /// Decides on the whole object that a request describes (`wanted`), including parts that this request may not
@@ -358,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn admission_judges_nodes_alone() {
+    fn node_restriction_judges_nodes_alone() {
         let [node, jane] = [("system:node:a", "system:nodes"), ("jane", "people")]
             .map(|(user, group)| Identity::new(user, &[group]));
         let update = Attributes { verb: "update", resource: "nodes", name: "a", ..Attributes::default() };
@@ -366,10 +376,12 @@ mod tests {
         let request =
             Attributes { group: "certificates.k8s.io", resource: "certificatesigningrequests", ..create };
         let old = json!({"metadata": {"name": "a"}});
+        let assigns = json!([{"verbs": ["assign"], "apiGroups": [""], "resources": ["nodes/config"]}]);
+        let view = Objects::default().allow("jane", "", "assigns", assigns);
         let check = |asked: &Attributes, old: Option<&Value>, new: Value, expect: &str| {
-            let refused = admit(&node, asked, old, &new, &Objects::default()).unwrap_err();
+            let refused = admit(&node, asked, old, &new, &view).unwrap_err();
             assert_eq!((refused.status, refused.message.as_str()), (403, expect));
-            assert_eq!(admit(&jane, asked, old, &new, &Objects::default()), Ok(()));
+            assert_eq!(admit(&jane, asked, old, &new, &view), Ok(()));
         };
         let source = json!({"metadata": {"name": "a"}, "spec": {"configSource": {}}});
         let why = "nodes \"a\" is forbidden: node \"a\" is not allowed to update configSource";
@@ -389,7 +401,7 @@ mod tests {
     #[test]
     fn listed_permissions_are_authorized() {
         let stranger = Identity::new("jane", &["system:authenticated"]);
-        let listed = rules(&stranger);
+        let listed = rules(&stranger, "default", &Objects::default());
         assert_eq!(listed["incomplete"], false);
         let urls = listed["nonResourceRules"][0]["nonResourceURLs"].as_array().unwrap();
         assert!(urls.contains(&json!("/api/*")) && urls.contains(&json!("/readyz")), "{urls:?}");
@@ -412,10 +424,9 @@ mod tests {
                 );
             }
         }
-        assert_eq!(rules(&Identity::new("system:node:a", &["system:nodes"]))["incomplete"], true);
-        assert_eq!(
-            rules(&Identity::new("a", &["system:masters"]))["resourceRules"][0]["verbs"],
-            json!(["*"])
-        );
+        let of =
+            |user: &str, group: &str| rules(&Identity::new(user, &[group]), "default", &Objects::default());
+        assert_eq!(of("system:node:a", "system:nodes")["incomplete"], true);
+        assert_eq!(of("a", "system:masters")["resourceRules"][0]["verbs"], json!(["*"]));
     }
 }

@@ -29,7 +29,7 @@ pub struct Allowance {
     pub parts: &'static [(&'static [&'static str], usize)],
 }
 
-/// A kind without an entry is not limited: its rights are for administrators only.
+/// A kind without an entry is not limited: only callers to whom somebody gave the right write it.
 pub static ALLOWANCES: &[Allowance] = &[
     // `garbage` keeps a node at half of it by deleting its oldest events, so an honest node never reaches
     // this limit

@@ -15,6 +15,7 @@ mod leases;
 mod order;
 mod relations;
 mod requires;
+mod rights;
 mod room;
 
 pub use condition::{Condition, Failing, Refusal, SMALL_BYTES, Sort};
@@ -27,6 +28,7 @@ pub use order::{
 };
 pub use relations::Usage;
 pub use requires::{Quota, Require};
+pub use rights::{Grant, KINDS_OF_RIGHTS, Rights, Rule, not_covered, quoted};
 pub use room::{Effect, may_free_room};
 
 /// Both parts for readers on one thread.
