@@ -4,26 +4,28 @@
 //! Always holds: an expired or revoked credential proves nothing, however old its connection, TLS session or
 //! watch is: its requests are answered with 401, also those that began earlier or are queued, and its open
 //! connections are closed; a watch that a token began sends nothing more, and ends within a minute after the
-//! deletion of the object that the token is bound to. A request with an invalid credential uses up none of
-//! the limits of the identity that it names. A change of the deny list takes effect before its writer is
-//! answered. Left to others: the rights of an identity, and the meaning of the deny list
+//! deletion of the object that the token is bound to. A watch or session whose caller loses the right to
+//! begin it sends nothing more and ends at once. A request with an invalid credential uses up none of the
+//! limits of the identity that it names. A change of the deny list, of a role or of a binding takes effect
+//! before its writer is answered. Left to others: the rights of an identity, and the meaning of the deny list
 //! (`kedge_hub_core::identity`).
 
 use crate::server::caller::Caller;
 use crate::server::credentials;
 use crate::server::guesses::Guesses;
 use crate::server::handshakes::Network;
+use crate::server::node_streams;
 use crate::server::shared::Server;
 use kedge_api::BOOTSTRAP_USER_PREFIX;
 use kedge_hub_core::api_error::ApiError;
-use kedge_hub_core::identity::Identity;
 use kedge_hub_core::identity::bootstrap_token::{self, BootstrapToken};
+use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::kinds::SECRET;
 use serde_json::Value;
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -145,10 +147,87 @@ impl Presented {
         self.caller.patience.left_for(Duration::ZERO).await;
     }
 
-    /// The validity of a watch that a token began; `None` without a token, because a certificate ends its
-    /// whole connection.
-    pub(super) fn standing(&self) -> Option<Standing> {
-        Some(Standing::of(Arc::clone(&self.server), self.token.clone()?))
+    /// The validity of a watch or session that began by this right; `None` without a token and without a
+    /// right that may go, because a certificate ends its whole connection.
+    pub(super) fn standing(&self, right: Option<Right>) -> Option<Standing> {
+        let token = self.token.clone();
+        if token.is_none() && right.is_none() {
+            return None;
+        }
+        Some(Standing::of(Arc::clone(&self.server), token, right))
+    }
+}
+
+/// The right by which a watch or session began, for a caller that roles give its rights.
+pub(super) struct Right {
+    caller: Identity,
+    /// Headers by which the caller impersonates another one.
+    headers: Vec<(String, Vec<u8>)>,
+    asked: Asked,
+    /// The number of changes of all rights at the last time that it was found to hold.
+    seen: AtomicU64,
+}
+
+/// The attributes of a request.
+struct Asked {
+    verbs: Vec<String>,
+    group: String,
+    resource: String,
+    subresource: String,
+    namespace: String,
+    name: String,
+}
+
+impl Right {
+    /// `identity`: the effective identity. `None` for administrators, and for nodes, whose rights follow from
+    /// the stored objects.
+    pub(super) fn new(
+        caller: &Identity,
+        identity: &Identity,
+        headers: &http::HeaderMap,
+        asked: &Attributes<'_>,
+    ) -> Option<Right> {
+        if identity.is_admin() || identity.node().is_some() {
+            return None;
+        }
+        let own = |text: &str| text.to_owned();
+        let mut verbs = vec![own(asked.verb)];
+        if node_streams::needs_create(asked.verb, asked.subresource) {
+            verbs.push(own("create"));
+        }
+        let asked = Asked {
+            verbs,
+            group: own(asked.group),
+            resource: own(asked.resource),
+            subresource: own(asked.subresource),
+            namespace: own(asked.namespace),
+            name: own(asked.requested_name()),
+        };
+        let headers = headers.iter().filter(|(name, _)| name.as_str().starts_with("impersonate-"));
+        let headers = headers.map(|(name, value)| (own(name.as_str()), value.as_bytes().to_vec())).collect();
+        // a change since the request was authorized counts, too
+        Some(Right { caller: caller.clone(), headers, asked, seen: AtomicU64::new(u64::MAX) })
+    }
+
+    /// Whether the caller may still make the request.
+    fn holds(&self, server: &Server) -> bool {
+        let hub = &server.hub;
+        let changes = hub.memory().rights_changes();
+        if self.seen.load(Ordering::Relaxed) == changes {
+            return true;
+        }
+        let headers = self.headers.iter().map(|(name, value)| (name.as_str(), value.as_slice()));
+        let Ok(identity) = identity::effective(Some(&self.caller), headers, &**hub) else { return false };
+        let Asked { verbs, group, resource, subresource, namespace, name } = &self.asked;
+        let holds = verbs.iter().all(|verb| {
+            let (selection, path) = (None, "");
+            let asked = Attributes { verb, group, resource, subresource, namespace, name, selection, path };
+            identity::authorize(identity.as_ref(), &asked, &**hub).is_ok()
+        });
+        if holds {
+            self.seen.store(changes, Ordering::Relaxed);
+        }
+        holds
     }
 }
 
@@ -196,7 +275,7 @@ pub(super) fn of_token(server: &Server, claims: Option<&Value>) -> Result<Identi
     }
 }
 
-/// The token of a watch or session, for checks that it is still valid.
+/// The token and the right of a watch or session, for checks that both are still valid.
 pub(super) struct Standing {
     proves: Arc<dyn Fn() -> bool + Send + Sync>,
     over: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
@@ -206,25 +285,30 @@ impl Standing {
     /// Of a service account's token with these claims.
     #[cfg(test)]
     pub(super) fn new(server: Arc<Server>, claims: Value) -> Standing {
-        Standing::of(server, Token::Account(Some(claims)))
+        Standing::of(server, Some(Token::Account(Some(claims))), None)
     }
 
-    fn of(server: Arc<Server>, token: Token) -> Standing {
-        let (not_after, credentials) = (token.not_after(), Arc::clone(&server));
-        let proves: Arc<dyn Fn() -> bool + Send + Sync> = Arc::new(move || token.proves(&server).is_ok());
+    fn of(server: Arc<Server>, token: Option<Token>, right: Option<Right>) -> Standing {
+        let not_after = token.as_ref().and_then(Token::not_after);
+        let recheck = if token.is_some() { TOKEN_RECHECK } else { credentials::RECHECK };
+        let waits = Arc::clone(&server);
+        let proves: Arc<dyn Fn() -> bool + Send + Sync> = Arc::new(move || {
+            token.as_ref().is_none_or(|token| token.proves(&server).is_ok())
+                && right.as_ref().is_none_or(|right| right.holds(&server))
+        });
         let holds = Arc::clone(&proves);
         let over = Box::pin(async move {
-            credentials.credentials.while_holds(not_after, TOKEN_RECHECK, || holds()).await;
+            waits.credentials.while_holds(not_after, recheck, || holds()).await;
         });
         Standing { proves, over }
     }
 
-    /// True if the token is valid now; otherwise nothing more may be sent.
+    /// True if both are valid now; otherwise nothing more may be sent.
     pub(super) fn proves(&self) -> bool {
         (self.proves)()
     }
 
-    /// Ready when the token has become invalid.
+    /// Ready when one of them has become invalid.
     pub(super) fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.over.as_mut().poll(context)
     }

@@ -1,6 +1,6 @@
 //! The context of one request for its handlers, and its questions to the authorizer.
 
-use crate::server::authentication::Presented;
+use crate::server::authentication::{Presented, Right, Standing};
 use crate::server::trail::Trail;
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,7 +29,7 @@ pub(super) struct RequestContext<'a> {
     pub(super) slot: &'a Arc<Slot>,
     /// Facts for its line in the audit log.
     pub(super) trail: &'a Trail,
-    /// The effective identity: the caller's own, or the one that an administrator impersonates.
+    /// The effective identity: the caller's own, or the one that it impersonates.
     pub(super) identity: Option<Identity>,
     pub(super) parts: &'a Parts,
     pub(super) parameters: Parameters,
@@ -76,6 +76,15 @@ impl RequestContext<'_> {
         let charge = |work| self.charge(work);
         identity::admit(identity, attributes, old, new, &View { hub: &self.server.hub, charge: &charge })
             .map_err(denied)
+    }
+
+    /// What ends a watch or session that this request begins, besides its connection.
+    pub(super) fn standing(&self, asked: &Attributes<'_>) -> Option<Standing> {
+        let right = match (&*self.caller, &self.identity) {
+            (Some(caller), Some(identity)) => Right::new(caller, identity, &self.parts.headers, asked),
+            _ => None,
+        };
+        self.presented.standing(right)
     }
 
     /// Charges work to the caller's rate.

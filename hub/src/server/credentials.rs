@@ -7,8 +7,9 @@ use http::header;
 use kedge_hub_core::identity::Identity;
 use kedge_hub_core::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE, DenyList};
 use kedge_hub_core::identity::token::{self, ISSUER};
-use kedge_hub_core::kinds::CONFIG_MAP;
+use kedge_hub_core::kinds::{CONFIG_MAP, Kind};
 use kedge_hub_core::selector::Selection;
+use kedge_hub_core::state::KINDS_OF_RIGHTS;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -171,14 +172,25 @@ impl Credentials {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
     }
 
-    /// Notifies open connections of each change of the deny list, for as long as the hub runs.
+    /// Notifies open connections of each change of the deny list, of a role or of a binding, for as long as the
+    /// hub runs.
     pub(super) async fn follow(&self) {
         let selected = format!("metadata.name={DENY_LIST_NAME}");
         let selection = Selection::parse(&CONFIG_MAP, DENY_LIST_NAMESPACE, "", &selected)
             .expect("it selects one name, which every kind has");
+        let [first, second, third, fourth] = KINDS_OF_RIGHTS;
+        tokio::join!(
+            self.follow_kind(&CONFIG_MAP, selection),
+            self.follow_kind(first, Selection::default()),
+            self.follow_kind(second, Selection::default()),
+            self.follow_kind(third, Selection::default()),
+            self.follow_kind(fourth, Selection::default()),
+        );
+    }
+
+    async fn follow_kind(&self, kind: &'static Kind, selection: Selection) {
         loop {
-            if let Ok((_, _, mut watch)) = self.hub.memory().watch(&CONFIG_MAP, selection.clone(), None, None)
-            {
+            if let Ok((_, _, mut watch)) = self.hub.memory().watch(kind, selection.clone(), None, None) {
                 self.changed.send_replace(());
                 while watch.receiver.recv().await.is_some() {
                     self.changed.send_replace(());
@@ -198,8 +210,8 @@ impl Credentials {
         self.while_holds(identity.not_after, RECHECK, || self.fault(identity).is_none()).await;
     }
 
-    /// Resolves when `holds` returns false. `holds` is called at each change of the deny list, at the expiry,
-    /// and after `recheck` at the latest.
+    /// Resolves when `holds` returns false. `holds` is called at each change of the deny list, of a role or of
+    /// a binding, at the expiry, and after `recheck` at the latest.
     pub(crate) async fn while_holds(
         &self,
         not_after: Option<i64>,

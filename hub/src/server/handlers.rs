@@ -461,6 +461,7 @@ fn watch_collection(
     if let (Some(_), Ok(Some(version))) = (context.author(), context.parameters.number("resourceVersion")) {
         context.server.hub.meet_version(target.kind.stored(), version);
     }
+    let standing = context.standing(&attributes("watch", target, Some(&selection)));
     let started =
         watch::start(memory, target.kind, selection, &context.parameters, form, context.slot.clone());
     let mut stream = match started {
@@ -472,7 +473,7 @@ fn watch_collection(
         }
         started => started?.counted(taken),
     };
-    if let Some(standing) = context.presented.standing() {
+    if let Some(standing) = standing {
         stream = stream.while_standing(standing);
     }
     // Leases have a version space of their own, and answers to renewals name no version of it

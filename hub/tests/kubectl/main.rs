@@ -10,6 +10,7 @@ mod command_line;
 mod forms;
 mod nodes;
 mod programs;
+mod rights;
 #[path = "../server/mod.rs"]
 mod server;
 mod tour;

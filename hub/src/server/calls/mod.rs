@@ -36,7 +36,8 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::audited::Begins;
-use super::context::RequestContext;
+use super::authentication::Standing;
+use super::context::{RequestContext, attributes};
 use super::limits::{Slot, Taken};
 use super::request::header as header_of;
 use super::respond::{self, Body};
@@ -81,12 +82,22 @@ pub(super) async fn open(
         if let Some(messages) = messages {
             relay = relay.in_messages(messages);
         }
-        Ok(relay.held(session, asker, context.presented.standing()).into_response())
+        Ok(relay.held(session, asker, standing(context, begins)).into_response())
     };
     tokio::select! {
         answered = answering => answered,
         // frees the session's place for others
         () = context.presented.left() => Err(ApiError::caller_left(node)),
+    }
+}
+
+/// What ends a session. Of a part of a node's API, to which another right may have led, only the token does:
+/// such an answer is short.
+fn standing(context: &RequestContext<'_>, begins: &Begins<'_>) -> Option<Standing> {
+    let asked = attributes(begins.verb, begins.target, None);
+    match context.authorize(&asked) {
+        Err(_) if begins.target.kind.kind == NODE.kind => context.presented.standing(None),
+        _ => context.standing(&asked),
     }
 }
 
@@ -114,7 +125,7 @@ pub(super) async fn ask_program(
             *response.headers_mut() = head.headers;
             return Ok(response);
         }
-        let relay = Relay::answer(answer).held(session, asker, context.presented.standing());
+        let relay = Relay::answer(answer).held(session, asker, standing(context, begins));
         let mut response = relay.into_response();
         *response.headers_mut() = head.headers;
         Ok(response)
