@@ -864,7 +864,10 @@ mod tests {
     #[tokio::test]
     async fn body_that_is_not_complete_counts_for_nobody_else() {
         let stage = Stage::new("slow-bodies");
-        let user = |number: usize| Some(Identity::new(&format!("u{number}"), &["system:authenticated"]));
+        let user = |number: usize| {
+            let name = format!("system:serviceaccount:default:u{number}");
+            Some(Identity::new(&name, &["system:authenticated"]))
+        };
         let review = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
         let post = |length: usize| {
             let fields = format!("content-length: {length}\r\ncontent-type: application/json\r\n");
@@ -902,7 +905,7 @@ mod tests {
     async fn refused_body_in_pieces_is_paid_for() {
         let stage = Stage::new("pieces");
         let later = Instant::now() + Duration::from_secs(3600);
-        let other = Identity::new("other", &["others"]);
+        let other = Identity::new("system:serviceaccount:default:other", &["others"]);
         let slot = stage.slot(Some(&other));
         slot.charge(Work::Parsed(0), later);
         let body = format!("{}0\r\n\r\n", "1\r\nx\r\n".repeat(1280));

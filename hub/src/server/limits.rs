@@ -7,7 +7,9 @@
 //! others (of the few long answers, as many as there are), in whatever order they come; hundreds of nodes
 //! together can do it. An eighth of each pool, of long answers half, is reserved for administrators.
 //! Anonymous callers, whose addresses cost nothing, share a part of the connections; so do identities that
-//! are neither nodes nor administrators. A node's renewals take from no pool at all and have a rate of their
+//! are neither nodes nor administrators. People, whose identities an administrator approved one by one, have
+//! more requests at once and a higher rate than programs in pods, so that `kubectl get -w` and a rollout
+//! beside it do not wait for each other. A node's renewals take from no pool at all and have a rate of their
 //! own: only their own node can delay them, by its renewals alone.
 //!
 //! A refusal is 429 (the caller's own excess) or 503 (the hub's), with Retry-After. Left to others: how large
@@ -53,6 +55,10 @@ const MAX_CALLERS: usize = 32_768;
 /// Rate of requests of a caller without the admin group. An agent makes less than one a second; a node that
 /// starts many pods makes many at once.
 const REQUESTS: Rate = Rate { per_sec: 50.0, burst: 1000.0 };
+/// The same of a person.
+const REQUESTS_OF_PEOPLE: Rate = Rate { per_sec: 200.0, burst: 2000.0 };
+/// Requests of a person that are worked on at a time; of other callers with a rate it is one.
+const WORKED_ON_OF_PEOPLE: u32 = 16;
 /// Rate of a node's renewals, apart from its other requests: it can renew whatever else it requested. An
 /// agent renews every ten seconds.
 const RENEWALS: Rate = Rate { per_sec: 1.0, burst: 10.0 };
@@ -146,7 +152,10 @@ enum CallerClass {
     Hub,
     Admin,
     Node,
-    Other,
+    /// A verified identity that is none of the others.
+    Person,
+    /// A service account, or a device with a bootstrap token.
+    Program,
     Anonymous,
 }
 
@@ -156,7 +165,8 @@ impl CallerClass {
             Some(identity) if identity.user == PROBE_USER => CallerClass::Hub,
             Some(identity) if identity.is_admin() => CallerClass::Admin,
             Some(identity) if identity.node().is_some() => CallerClass::Node,
-            Some(_) => CallerClass::Other,
+            Some(identity) if identity.is_program() => CallerClass::Program,
+            Some(_) => CallerClass::Person,
             None => CallerClass::Anonymous,
         }
     }
@@ -167,21 +177,22 @@ impl CallerClass {
     /// it.
     fn most(self, resource: Resource) -> usize {
         const MIB: usize = 1024 * 1024;
-        let [admin, node, other, anonymous] = match resource {
-            Resource::Connections => [usize::MAX, 64, 2048, 256],
-            Resource::Bodies => [1024, 8, 8, 8],
-            Resource::BodyBytes => [usize::MAX, 8 * MIB, 16 * MIB, MIB],
-            Resource::Requests => [usize::MAX, 32, 128, 32],
-            Resource::Renewals => [0, 4, 0, 0],
-            Resource::Watches => [usize::MAX, 32, 1024, 0],
-            Resource::BacklogBytes => [usize::MAX, 4 * MIB, 16 * MIB, 0],
-            Resource::LongAnswers => [64, 2, 4, 1],
+        let [admin, node, person, program, anonymous] = match resource {
+            Resource::Connections => [usize::MAX, 64, 2048, 2048, 256],
+            Resource::Bodies => [1024, 8, 16, 8, 8],
+            Resource::BodyBytes => [usize::MAX, 8 * MIB, 16 * MIB, 16 * MIB, MIB],
+            Resource::Requests => [usize::MAX, 32, 128, 128, 32],
+            Resource::Renewals => [0, 4, 0, 0, 0],
+            Resource::Watches => [usize::MAX, 32, 1024, 1024, 0],
+            Resource::BacklogBytes => [usize::MAX, 4 * MIB, 16 * MIB, 16 * MIB, 0],
+            Resource::LongAnswers => [64, 2, 4, 4, 1],
         };
         match self {
             CallerClass::Hub => usize::MAX,
             CallerClass::Admin => admin,
             CallerClass::Node => node,
-            CallerClass::Other => other,
+            CallerClass::Person => person,
+            CallerClass::Program => program,
             CallerClass::Anonymous => anonymous,
         }
     }
@@ -305,11 +316,12 @@ pub(crate) enum Paid {
     Renewal,
 }
 
-impl Paid {
-    fn rate(self) -> Rate {
-        match self {
-            Paid::Request => REQUESTS,
-            Paid::Renewal => RENEWALS,
+impl CallerClass {
+    fn rate(self, paid: Paid) -> Rate {
+        match (paid, self) {
+            (Paid::Renewal, _) => RENEWALS,
+            (Paid::Request, CallerClass::Person) => REQUESTS_OF_PEOPLE,
+            (Paid::Request, _) => REQUESTS,
         }
     }
 }
@@ -371,7 +383,7 @@ impl Slot {
             class,
             pools: Arc::clone(pools),
             held: Default::default(),
-            requests: Mutex::new(Bucket::full(REQUESTS, now)),
+            requests: Mutex::new(Bucket::full(class.rate(Paid::Request), now)),
             renewals: Mutex::new(Bucket::full(RENEWALS, now)),
             turn: Arc::new(Semaphore::new(1)),
             steps: Steps::default(),
@@ -383,7 +395,7 @@ impl Slot {
     fn is_full(&self, now: Instant) -> bool {
         [Paid::Request, Paid::Renewal]
             .into_iter()
-            .all(|paid| self.with(paid, now, |bucket| bucket.left() >= paid.rate().burst))
+            .all(|paid| self.with(paid, now, |bucket| bucket.left() >= self.class.rate(paid).burst))
     }
 
     /// Passes the bucket, refilled up to now, to `look`.
@@ -392,7 +404,7 @@ impl Slot {
             Paid::Request => &self.requests,
             Paid::Renewal => &self.renewals,
         };
-        look(bucket.lock().unwrap_or_else(PoisonError::into_inner).at(paid.rate(), now))
+        look(bucket.lock().unwrap_or_else(PoisonError::into_inner).at(self.class.rate(paid), now))
     }
 
     /// Counts work against the caller's rate. The cost of a request is known only after it was allowed, so
@@ -404,9 +416,10 @@ impl Slot {
         }
     }
 
-    /// The turns of its requests; `None` if it has no rate limit.
-    pub(super) fn steps(&self) -> Option<&Steps> {
-        self.is_paced().then_some(&self.steps)
+    /// The turns of its requests, and how many have one at a time; `None` if it has no rate limit.
+    pub(super) fn steps(&self) -> Option<(&Steps, u32)> {
+        let most = if self.class == CallerClass::Person { WORKED_ON_OF_PEOPLE } else { 1 };
+        self.is_paced().then_some((&self.steps, most))
     }
 
     /// The watches of a node.
@@ -438,7 +451,7 @@ impl Slot {
     /// Takes back the count of a renewal that is handled in another way, which counts it again.
     pub(crate) fn unpace(&self, paid: Paid, now: Instant) {
         if self.is_paced() {
-            self.with(paid, now, |bucket| bucket.give_back(1.0, paid.rate().burst));
+            self.with(paid, now, |bucket| bucket.give_back(1.0, self.class.rate(paid).burst));
         }
     }
 
@@ -446,7 +459,7 @@ impl Slot {
     pub(crate) fn connect(self: &Arc<Self>) -> Result<Connected, ApiError> {
         let part = match self.class {
             CallerClass::Anonymous => Some(&self.pools.anonymous),
-            CallerClass::Other => Some(&self.pools.other),
+            CallerClass::Person | CallerClass::Program => Some(&self.pools.other),
             CallerClass::Hub | CallerClass::Admin | CallerClass::Node => None,
         };
         let held = self.held[Resource::Connections as usize].load(Ordering::Relaxed);
@@ -574,7 +587,7 @@ impl Drop for Connected {
     fn drop(&mut self) {
         match self.slot.class {
             CallerClass::Anonymous => self.slot.pools.anonymous.give_back(1),
-            CallerClass::Other => self.slot.pools.other.give_back(1),
+            CallerClass::Person | CallerClass::Program => self.slot.pools.other.give_back(1),
             CallerClass::Hub | CallerClass::Admin | CallerClass::Node => {}
         }
     }
@@ -592,7 +605,11 @@ mod tests {
     }
 
     fn other(name: &str) -> Identity {
-        Identity::new(name, &["others"])
+        Identity::new(&format!("system:serviceaccount:default:{name}"), &["system:serviceaccounts"])
+    }
+
+    fn person(name: &str) -> Identity {
+        Identity::new(name, &["people"])
     }
 
     fn admin() -> Identity {
@@ -738,7 +755,7 @@ mod tests {
         let slot = limits.slot(Some(&admin()), HERE, now);
         let held = greed(&[slot], Resource::Requests, 1);
         assert_eq!(held.len(), limits.level(Resource::Requests).1 / 2);
-        let user = limits.slot(Some(&other("admin")), HERE, now);
+        let user = limits.slot(Some(&person("admin")), HERE, now);
         assert!(user.take(Resource::Requests, 1).is_ok(), "another identity of the same name");
     }
 
@@ -881,8 +898,27 @@ mod tests {
     }
 
     /// One of each class with limits, in the order of the tables below.
-    fn classes() -> [Option<Identity>; 4] {
-        [Some(admin()), Some(node("n")), Some(other("o")), None]
+    fn classes() -> [Option<Identity>; 5] {
+        [Some(admin()), Some(node("n")), Some(person("p")), Some(other("o")), None]
+    }
+
+    #[test]
+    fn people_have_more_than_programs() {
+        let (limits, start) = (limits(), Instant::now());
+        let token = Identity::new("system:bootstrap:abcdef", &["system:bootstrappers"]);
+        for (identity, burst, each_second) in [
+            (person("jane"), 2000, 200),
+            (other("robot"), 1000, 50),
+            (token, 1000, 50),
+            (node("n"), 1000, 50),
+        ] {
+            let slot = limits.slot(Some(&identity), HERE, start);
+            let asks = |at| std::iter::from_fn(|| slot.pace(at).ok()).count();
+            assert_eq!(asks(start), burst, "{}", identity.user);
+            assert_eq!(asks(start + Duration::from_secs(1)), each_second, "{}", identity.user);
+            slot.unpace(Paid::Request, start);
+            assert!(slot.is_full(start + Duration::from_secs(60)));
+        }
     }
 
     #[test]
@@ -904,7 +940,9 @@ mod tests {
             (57_344, 32),
             (65_536, 32),
         ] {
-            for class in [CallerClass::Node, CallerClass::Other, CallerClass::Anonymous] {
+            for class in
+                [CallerClass::Node, CallerClass::Person, CallerClass::Program, CallerClass::Anonymous]
+            {
                 assert_eq!(share(class, held, 1), expect, "{class:?}, {held}");
             }
         }
@@ -916,7 +954,7 @@ mod tests {
 
     #[test]
     fn scarce_pool_leaves_each_caller_its_least() {
-        let check = |memory_mib: u64, resource, held: usize, amount, expect: [usize; 4]| {
+        let check = |memory_mib: u64, resource, held: usize, amount, expect: [usize; 5]| {
             let limits = limits_with(memory_mib);
             let pool = &limits.pools.of[resource as usize];
             let got = classes().map(|identity| {
@@ -926,20 +964,20 @@ mod tests {
             assert_eq!(got, expect, "{resource:?}");
         };
         // so little is free that a 2048th of all, or a quarter of the rest, is less than the least
-        check(256, Resource::Connections, 2300, 1, [86, 8, 2, 2]);
-        check(256, Resource::Watches, 2300, 1, [86, 8, 2, 0]);
-        check(256, Resource::BodyBytes, 13 << 20, 1024, [614, 64, 64, 64]);
-        check(256, Resource::BacklogBytes, 13 << 20, 1024, [614, 64, 64, 0]);
-        check(256, Resource::Requests, 1780, 1, [53, 1, 1, 1]);
-        check(1024, Resource::LongAnswers, 13, 1, [4, 1, 1, 1]);
-        check(1024, Resource::LongAnswers, 20, 1, [4, 0, 0, 0]);
+        check(256, Resource::Connections, 2300, 1, [86, 8, 2, 2, 2]);
+        check(256, Resource::Watches, 2300, 1, [86, 8, 2, 2, 0]);
+        check(256, Resource::BodyBytes, 13 << 20, 1024, [614, 64, 64, 64, 64]);
+        check(256, Resource::BacklogBytes, 13 << 20, 1024, [614, 64, 64, 64, 0]);
+        check(256, Resource::Requests, 1780, 1, [53, 1, 1, 1, 1]);
+        check(1024, Resource::LongAnswers, 13, 1, [4, 1, 1, 1, 1]);
+        check(1024, Resource::LongAnswers, 20, 1, [4, 0, 0, 0, 0]);
     }
 
     #[test]
     fn caller_holds_so_much_of_an_empty_pool() {
         const KIB_64: usize = 64 * 1024;
         // the machine has so much memory that a quarter of each pool is more
-        let check = |resource, amount, expect: [usize; 4]| {
+        let check = |resource, amount, expect: [usize; 5]| {
             let got = classes().map(|identity| {
                 let slot = limits_with(64 * 1024).slot(identity.as_ref(), HERE, Instant::now());
                 // the shares of administrators are tested above
@@ -947,14 +985,14 @@ mod tests {
             });
             assert_eq!(got, expect, "{resource:?}");
         };
-        check(Resource::Connections, 1, [5000, 64, 2048, 256]);
-        check(Resource::Bodies, 1, [1024, 8, 8, 8]);
-        check(Resource::BodyBytes, KIB_64, [4096, 128, 256, 16]);
-        check(Resource::Requests, 1, [1024, 32, 128, 32]);
-        check(Resource::Renewals, 1, [0, 4, 0, 0]);
-        check(Resource::Watches, 1, [5000, 32, 1024, 0]);
-        check(Resource::BacklogBytes, KIB_64, [4096, 64, 256, 0]);
-        check(Resource::LongAnswers, 1, [64, 2, 4, 1]);
+        check(Resource::Connections, 1, [5000, 64, 2048, 2048, 256]);
+        check(Resource::Bodies, 1, [1024, 8, 16, 8, 8]);
+        check(Resource::BodyBytes, KIB_64, [4096, 128, 256, 256, 16]);
+        check(Resource::Requests, 1, [1024, 32, 128, 128, 32]);
+        check(Resource::Renewals, 1, [0, 4, 0, 0, 0]);
+        check(Resource::Watches, 1, [5000, 32, 1024, 1024, 0]);
+        check(Resource::BacklogBytes, KIB_64, [4096, 64, 256, 256, 0]);
+        check(Resource::LongAnswers, 1, [64, 2, 4, 4, 1]);
         let refused = limits().slot(None, HERE, Instant::now()).take(Resource::Watches, 1).unwrap_err();
         assert_eq!(refused.code, 429, "coming again does not help one who gets none");
     }

@@ -1,7 +1,8 @@
 //! The requests of one caller take turns on the threads, and are charged for their processor time.
 //!
-//! Always holds: for a caller without the admin group the hub works on one request at a time, however many
-//! are in progress, so another caller's request waits for at most one step of each; a long step is charged to
+//! Always holds: for a caller without the admin group the hub works on one request at a time (of a person on a
+//! few), however many are in progress, so another caller's request waits for at most that many steps of each; a
+//! long step is charged to
 //! the caller's rate, whatever made it long. A request that waits for a body or the disk does not take its
 //! caller's turn. Left to others: limits on each kind of work (`limits`), and renewals, which are short and
 //! never wait.
@@ -24,7 +25,7 @@ pub(super) struct Steps(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    busy: bool,
+    busy: u32,
     waiting: Vec<Waker>,
 }
 
@@ -34,11 +35,11 @@ impl Steps {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the turn to a task; `None`: it is not free, and the task will be woken.
-    fn begin(&self, task: &Waker) -> Option<Step<'_>> {
+    /// Gives a turn to a task, if fewer than `most` have one; `None`: none is free, and the task will be woken.
+    fn begin(&self, most: u32, task: &Waker) -> Option<Step<'_>> {
         let mut state = self.state();
-        if !state.busy {
-            state.busy = true;
+        if state.busy < most {
+            state.busy += 1;
             return Some(Step(self));
         }
         if !state.waiting.iter().any(|known| known.will_wake(task)) {
@@ -53,7 +54,7 @@ struct Step<'a>(&'a Steps);
 impl Drop for Step<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        state.busy = false;
+        state.busy -= 1;
         // wakes all of them, because one whose request was dropped would not pass the turn on
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
@@ -63,11 +64,11 @@ impl Drop for Step<'_> {
 
 /// Works on a request when it is its caller's turn.
 pub(super) async fn in_turn<T>(slot: &Slot, request: impl Future<Output = T>) -> T {
-    let Some(steps) = slot.steps() else { return request.await };
+    let Some((steps, most)) = slot.steps() else { return request.await };
     let mut request = pin!(request);
     let mut free = FREE;
     poll_fn(|context| {
-        let Some(step) = steps.begin(context.waker()) else { return Poll::Pending };
+        let Some(step) = steps.begin(most, context.waker()) else { return Poll::Pending };
         let begun = processor_time();
         let polled = request.as_mut().poll(context);
         let taken = processor_time().saturating_sub(begun);
@@ -137,7 +138,9 @@ mod tests {
     #[test]
     fn requests_of_one_caller_take_turns() {
         assert_eq!(most_at_once("system:nodes"), 1);
-        assert!((0..100).any(|_| most_at_once("system:masters") == 2), "of an administrator they do not");
+        for group in ["system:masters", "people"] {
+            assert!((0..100).any(|_| most_at_once(group) == 2), "of {group} they do not");
+        }
     }
 
     #[test]

@@ -16,7 +16,6 @@ use crate::node::facts::{self, HardwareWatchdog, HostFacts, ImageState, PodNetwo
 use crate::node::pressure::Pressures;
 use crate::pace::Jitter;
 use crate::pods::DEVICE;
-use crate::report::ConditionReport;
 use kedge_api::{
     DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeConfigStatus, NodeDaemonEndpoints, NodeStatus,
     NodeSystemInfo, Timestamp,
@@ -502,11 +501,6 @@ impl StatusKeeper {
         })
     }
 
-    pub(crate) fn ready_report(&self) -> ConditionReport {
-        let Words { status, reason, message, .. } = self.ready();
-        ConditionReport { status, reason: reason.to_owned(), message: message.to_owned() }
-    }
-
     fn ready(&self) -> Words<'_> {
         let (status, reason, message) = match self.host.as_ref().map(|host| &host.facts.runtime) {
             // upstream's text
@@ -541,7 +535,7 @@ fn pods_held(message: Option<&str>) -> Words<'_> {
 /// The text of a condition, without its times.
 struct Words<'a> {
     name: &'a str,
-    status: &'static str,
+    status: &'a str,
     reason: &'a str,
     message: &'a str,
 }
