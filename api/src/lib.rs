@@ -49,6 +49,12 @@ pub const METADATA_KIND: &str = "PartialObjectMetadata";
 pub const CONFIG_SOURCE_ANNOTATION: &str = "kedge.dev/config-source";
 /// The annotation that replaces `status.config` on an API server that drops that field.
 pub const CONFIG_STATUS_ANNOTATION: &str = "kedge.dev/config-status";
+/// The annotation in which a node reports the set of certificate authorities that it trusts, by the set's
+/// digest.
+pub const AUTHORITIES_ANNOTATION: &str = "kedge.dev/authorities";
+/// The annotation in which the hub names the set of certificate authorities that a node is to trust, by the
+/// set's digest; the set is in `kube-public/cluster-info`.
+pub const TRUST_ANNOTATION: &str = "kedge.dev/trust";
 /// The annotation by which an administrator makes a node forget its verdicts on the ConfigMap with this UID.
 /// On our hub a node may not write it.
 pub const FORGIVE_ANNOTATION: &str = "kedge.dev/forgive";

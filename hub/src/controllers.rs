@@ -14,7 +14,7 @@ use kedge_hub_core::ApiError;
 use kedge_hub_core::controllers::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, bootstrap_tokens,
     certificates, cluster_roles, daemon_sets, events, garbage, namespaces, nodes, pods, root_certificate,
-    scheduler, service_accounts, system_namespaces, taint_eviction,
+    scheduler, service_accounts, system_namespaces, taint_eviction, trust,
 };
 use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, Kind, POD};
 use kedge_hub_core::object::{Event, Object};
@@ -80,6 +80,8 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
         let new = move || bootstrap_tokens::BootstrapTokens::new(info.clone());
         running.spawn(run(hub.clone(), tools.clone(), new));
     }
+    let trusted = hub.authorities().filter(|known| known.all.len() > 1).map(|known| known.bundle.clone());
+    running.spawn(run(hub.clone(), tools.clone(), move || trust::Trust::new(trusted.clone())));
     running.spawn(run(hub.clone(), tools, certificates::Certificates::default));
     running
 }

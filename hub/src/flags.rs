@@ -44,7 +44,8 @@ Usage:
   kedge-hub token list|revoke ID [--data-dir DIR] [--output json]
   kedge-hub node list|revoke NAME|readmit NAME [--data-dir DIR] [--output json]
   kedge-hub rollout NAME [-n NAMESPACE] [--watch] [--data-dir DIR] [--output json]
-  kedge-hub backup FILE [--data-dir DIR]
+  kedge-hub ca new|status|switch|retire NUMBER [--leave COUNT] [--data-dir DIR]
+  kedge-hub backup FILE|DIRECTORY --keep COUNT [--data-dir DIR]
   kedge-hub restore FILE|--empty [--data-dir DIR]
 
 Commands:
@@ -64,6 +65,11 @@ Commands:
   node readmit     let the node NAME return with new credentials; those of before stay refused; the hub must be
                    running
   rollout          print the state of the DaemonSet NAME's update on each node, with reasons; the hub must be running
+  ca new           make the next certificate authority: nodes learn to trust it, and it signs nothing
+  ca status        print the authorities and how many nodes trust them
+  ca switch        let the next authority sign, while the former one is still trusted; refused while nodes do not trust
+                   the next one; with --back let the former one sign again; the hub must be running
+  ca retire        end the trust in the authority NUMBER and erase its key; the hub must be running
   backup           copy everything, including the authority's key, into a new FILE; the hub may be running
   restore          replace the directory's state with a backup; the hub must be stopped; revoked nodes and
                    users stay revoked
@@ -78,6 +84,8 @@ Flags:
                             silence after which a node's Ready becomes Unknown, at least 50s [50s]
   --rollout-pre-pull on|off updates of DaemonSets stop a pod once the next one's images are on its node (on), or at once,
                             as upstream does (off), unless the annotation kedge.dev/pre-pull of the set says otherwise [on]
+  --fenced                  of serve: change nothing but the Leases of nodes, and run no controllers, while another hub takes
+                            this one's place
   --log-level LEVEL         least severe level logged: error, warn, info or debug [info]
   --output FORMAT           of node, token and rollout: table or json [table]
   --out FILE                of node-kubeconfig and node-bootstrap: write it there, readable by its owner alone, instead of
@@ -91,6 +99,9 @@ Flags:
   --description TEXT        of token create and node-bootstrap: what it is for, for others to read
   --reason TEXT             of node revoke: why, for others to read
   --force                   of node revoke: also a name that this hub does not know
+  --keep COUNT              of backup: FILE is a directory; write the next numbered file there, and remove all but this many
+  --leave COUNT             of ca switch and ca retire: give up this many nodes that do not trust the authority so far [0]
+  --back                    of ca switch: let the former authority sign again
   --empty                   of restore: begin anew with no objects, if no backup is left; versions go on, and
                             revoked nodes and users stay revoked
   --same-credentials        of node readmit: accept the old credentials again; use it only if nobody else can have them
@@ -117,8 +128,10 @@ pub enum Command {
     Node(NodeCommand),
     /// Show the progress of an update.
     Rollout(RolloutCommand),
+    /// Replace the certificate authority.
+    Ca(CaCommand),
     /// Copy everything into a new file.
-    Backup(Copy),
+    Backup(Backup),
     /// Replace the store by a copy, or by an empty one.
     Restore(Restore),
     /// Print the help.
@@ -142,6 +155,8 @@ pub struct Serve {
     pub node_monitor_grace_period: Duration,
     /// Defaults for DaemonSets that set no value of their own.
     pub rollouts: Defaults,
+    /// Read-only but for the renewals of Leases: another hub takes this one's place.
+    pub fenced: bool,
     pub log_level: LevelFilter,
 }
 
@@ -182,6 +197,32 @@ pub struct RolloutCommand {
     pub json: bool,
 }
 
+/// Options of `ca`.
+#[derive(Debug, PartialEq)]
+pub struct CaCommand {
+    /// The hub's directory.
+    pub data_dir: PathBuf,
+    /// Print JSON.
+    pub json: bool,
+    pub act: CaAct,
+}
+
+/// The act of the command `ca`.
+#[derive(Debug, PartialEq)]
+pub enum CaAct {
+    New,
+    Status,
+    /// `back`: to the former authority; `leave`: how many nodes may be cut off.
+    Switch {
+        back: bool,
+        leave: u64,
+    },
+    Retire {
+        number: u8,
+        leave: u64,
+    },
+}
+
 /// The act of the command `node`.
 #[derive(Debug, PartialEq)]
 pub enum NodeAct {
@@ -209,10 +250,13 @@ pub struct Restore {
 
 /// Options of `backup`.
 #[derive(Debug, PartialEq)]
-pub struct Copy {
+pub struct Backup {
     /// The hub's directory.
     pub data_dir: PathBuf,
+    /// The new file, or with `keep` the directory of a series.
     pub file: PathBuf,
+    /// How many files of the series are kept.
+    pub keep: Option<u32>,
 }
 
 /// An advertised host; without a port, the port that the hub listens on.
@@ -252,12 +296,12 @@ impl fmt::Display for FlagError {
                 write!(formatter, "{flag} is {found:?}, expected {expected}")
             }
             FlagError::Command(None) => formatter.write_str(
-                "no command given, expected serve, node-kubeconfig, node-bootstrap, token, node, rollout, backup or restore",
+                "no command given, expected serve, node-kubeconfig, node-bootstrap, token, node, rollout, ca, backup or restore",
             ),
             FlagError::Command(Some(found)) => {
                 write!(
                     formatter,
-                    "unknown command {found:?}, expected serve, node-kubeconfig, node-bootstrap, token, node, rollout, backup or restore"
+                    "unknown command {found:?}, expected serve, node-kubeconfig, node-bootstrap, token, node, rollout, ca, backup or restore"
                 )
             }
             FlagError::Unused { flag, command } => write!(formatter, "{flag} has no meaning for {command}"),
@@ -286,6 +330,10 @@ struct Raw {
     watch: bool,
     empty: bool,
     token: RawToken,
+    leave: Option<String>,
+    back: bool,
+    fenced: bool,
+    keep: Option<String>,
     words: Vec<String>,
 }
 
@@ -327,9 +375,19 @@ where
             Long("uses") => raw.token.uses = Some(text(&mut parser)?),
             Long("approve") => raw.token.approve = true,
             Long("description") => raw.token.description = Some(text(&mut parser)?),
+            Long("leave") => raw.leave = Some(text(&mut parser)?),
+            Long("back") => raw.back = true,
+            Long("fenced") => raw.fenced = true,
+            Long("keep") => raw.keep = Some(text(&mut parser)?),
             Value(word) => raw.words.push(word.string().map_err(FlagError::Syntax)?),
             other => return Err(FlagError::Syntax(other.unexpected())),
         }
+    }
+    if raw.words.first().is_none_or(|word| word != "ca") {
+        refuse("this command", &of_ca(&raw))?;
+    }
+    if raw.keep.is_some() && raw.words.first().is_none_or(|word| word != "backup") {
+        return Err(FlagError::Unused { flag: "--keep", command: "this command" });
     }
     // only now, because flags may stand before the command
     match raw.words.first().map(String::as_str) {
@@ -339,7 +397,8 @@ where
         Some("token") => token::token(raw),
         Some("node") => node(raw),
         Some("rollout") => rollout(raw),
-        Some("backup") => copy(raw).map(Command::Backup),
+        Some("ca") => ca(raw),
+        Some("backup") => backup(raw).map(Command::Backup),
         Some("restore") => restore(raw).map(Command::Restore),
         Some("help") => Ok(Command::Help),
         Some("version") => Ok(Command::Version),
@@ -363,6 +422,7 @@ fn serve(raw: Raw) -> Result<Command, FlagError> {
         advertise: raw.advertise.iter().map(|text| advertised(text)).collect::<Result<_, _>>()?,
         tls_san: raw.tls_san,
         node_monitor_grace_period: raw.grace.as_deref().map_or(Ok(MINIMUM_GRACE), grace)?,
+        fenced: raw.fenced,
         rollouts: raw.pre_pull.as_deref().map_or(Ok(Defaults::default()), rollouts)?,
         log_level: raw.log_level.as_deref().map_or(Ok(LevelFilter::Info), log_level)?,
     }))
@@ -376,6 +436,7 @@ fn unused(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
         ("--node-monitor-grace-period", raw.grace.is_some()),
         ("--rollout-pre-pull", raw.pre_pull.is_some()),
         ("--log-level", raw.log_level.is_some()),
+        ("--fenced", raw.fenced),
     ];
     match unused.into_iter().find(|(_, given)| *given) {
         Some((flag, _)) => Err(FlagError::Unused { flag, command }),
@@ -401,6 +462,10 @@ fn of_kubeconfig(raw: &Raw) -> [(&'static str, bool); 1] {
 
 fn of_node(raw: &Raw) -> [(&'static str, bool); 3] {
     [("--reason", raw.reason.is_some()), ("--same-credentials", raw.same_credentials), ("--force", raw.force)]
+}
+
+fn of_ca(raw: &Raw) -> [(&'static str, bool); 2] {
+    [("--leave", raw.leave.is_some()), ("--back", raw.back)]
 }
 
 fn of_rollout(raw: &Raw) -> [(&'static str, bool); 2] {
@@ -432,6 +497,41 @@ fn rollout(raw: Raw) -> Result<Command, FlagError> {
     };
     let (watch, json) = (raw.watch, is_json(raw.output.as_deref())?);
     Ok(Command::Rollout(RolloutCommand { data_dir: data_dir(raw.data_dir)?, namespace, name, watch, json }))
+}
+
+fn ca(raw: Raw) -> Result<Command, FlagError> {
+    unused(&raw, "ca")?;
+    refuse("ca", &[("--advertise", !raw.advertise.is_empty()), ("--empty", raw.empty)])?;
+    refuse("ca", &of_node(&raw))?;
+    refuse("ca", &of_rollout(&raw))?;
+    refuse("ca", &of_kubeconfig(&raw))?;
+    let leave = match raw.leave.as_deref().map(|text| text.parse::<u64>().map_err(|_| text)) {
+        None => 0,
+        Some(Ok(leave)) => leave,
+        Some(Err(text)) => return Err(value("--leave", text, "a number of nodes")),
+    };
+    let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
+    let [no_leave, no_back] = of_ca(&raw);
+    let act = match words.as_slice() {
+        ["new"] => {
+            refuse("ca new", &[no_leave, no_back])?;
+            CaAct::New
+        }
+        ["status"] => {
+            refuse("ca status", &[no_leave, no_back])?;
+            CaAct::Status
+        }
+        ["switch"] => CaAct::Switch { back: raw.back, leave },
+        ["retire", number] => {
+            refuse("ca retire", &[no_back])?;
+            let number =
+                number.parse().map_err(|_| value("ca retire", number, "the number of an authority"))?;
+            CaAct::Retire { number, leave }
+        }
+        words => return Err(value("ca", &words.join(" "), "new, status, switch or retire NUMBER")),
+    };
+    let json = is_json(raw.output.as_deref())?;
+    Ok(Command::Ca(CaCommand { data_dir: data_dir(raw.data_dir)?, json, act }))
 }
 
 fn refuse(command: &'static str, given: &[(&'static str, bool)]) -> Result<(), FlagError> {
@@ -471,14 +571,20 @@ fn node(raw: Raw) -> Result<Command, FlagError> {
     Ok(Command::Node(NodeCommand { data_dir: data_dir(raw.data_dir)?, json, act }))
 }
 
-fn copy(raw: Raw) -> Result<Copy, FlagError> {
+fn backup(raw: Raw) -> Result<Backup, FlagError> {
     unused_beside_files(&raw, "backup")?;
     refuse("backup", &[("--empty", raw.empty)])?;
+    let keep =
+        match raw.keep.as_deref().map(|text| text.parse::<u32>().ok().filter(|keep| *keep > 0).ok_or(text)) {
+            None => None,
+            Some(Ok(keep)) => Some(keep),
+            Some(Err(text)) => return Err(value("--keep", text, "how many backups are kept, at least 1")),
+        };
     match raw.words.as_slice() {
         [_, file] if !file.is_empty() => {
-            Ok(Copy { file: PathBuf::from(file), data_dir: data_dir(raw.data_dir)? })
+            Ok(Backup { file: PathBuf::from(file), data_dir: data_dir(raw.data_dir)?, keep })
         }
-        words => Err(value("backup", &words[1..].join(" "), "one file")),
+        words => Err(value("backup", &words[1..].join(" "), "one file, or with --keep one directory")),
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,7 @@ use crate::fresh::fresh;
 use crate::guard::Loops;
 use crate::locks::KeyedLocks;
 use crate::memory::{Memory, News, Watch};
-use crate::pki::{IssueNumbers, Tokens};
+use crate::pki::{IssueNumbers, Known, Tokens};
 use crate::store::disk::DiskStore;
 use crate::store::marker::Marker;
 use crate::store::writer::{Outcome, Writer};
@@ -56,7 +57,17 @@ pub struct Hub {
     tokens: OnceLock<Tokens>,
     rollouts: OnceLock<Defaults>,
     names: OnceLock<Vec<String>>,
+    authorities: OnceLock<Authorities>,
+    fenced: AtomicBool,
     loops: Arc<Loops>,
+}
+
+/// The certificate authorities of a running hub.
+#[derive(Debug)]
+pub struct Authorities {
+    pub all: Vec<Known>,
+    /// The digest of the set that is trusted.
+    pub bundle: String,
 }
 
 impl Hub {
@@ -115,6 +126,8 @@ impl Hub {
             tokens,
             rollouts,
             names,
+            authorities: OnceLock::new(),
+            fenced: AtomicBool::new(false),
             loops,
         });
         hub.make_namespaces();
@@ -317,6 +330,26 @@ impl Hub {
     pub fn use_names(&self, names: Vec<String>) {
         // a second call is ignored: a certificate has the first names
         drop(self.names.set(names));
+    }
+
+    /// From now on the hub is read-only but for the renewals of Leases, because another hub takes its place.
+    pub fn fence(&self) {
+        self.fenced.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.fenced.load(Ordering::Relaxed)
+    }
+
+    /// Tells which certificate authorities this hub has opened.
+    pub fn use_authorities(&self, authorities: Authorities) {
+        // a second call is ignored: the authorities of a start hold until the next one
+        drop(self.authorities.set(authorities));
+    }
+
+    /// The certificate authorities; `None` before they are opened.
+    pub(crate) fn authorities(&self) -> Option<&Authorities> {
+        self.authorities.get()
     }
 
     pub(crate) fn names(&self) -> &[String] {

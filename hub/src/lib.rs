@@ -25,6 +25,7 @@ pub mod addresses;
 mod asking;
 mod audit;
 mod bucket;
+pub mod ca_command;
 pub mod capacity;
 pub mod controllers;
 pub mod denials;
@@ -52,7 +53,7 @@ pub mod token_command;
 #[global_allocator]
 static ALLOCATOR: &stats_alloc::StatsAlloc<std::alloc::System> = &stats_alloc::INSTRUMENTED_SYSTEM;
 
-pub use hub::{Hub, Subscription};
+pub use hub::{Authorities, Hub, Subscription};
 pub use store::OpenError;
 
 /// The release, and the commit where the build names it.

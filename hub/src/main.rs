@@ -16,10 +16,10 @@ use kedge_hub::flags::{self, Command, Restore, Serve};
 use kedge_hub::kubeconfig_command::Printed;
 use kedge_hub::pki::{self, Pki};
 use kedge_hub::probe::Probe;
-use kedge_hub::store::backup;
+use kedge_hub::store::{backup, series};
 use kedge_hub::{
-    Hub, VERSION, addresses, controllers, denials, guard, kubeconfig_command, logging, node_command,
-    rollout_command, server, token_command,
+    Authorities, Hub, VERSION, addresses, ca_command, controllers, denials, guard, kubeconfig_command,
+    logging, node_command, rollout_command, server, token_command,
 };
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
@@ -59,11 +59,17 @@ fn run(command: Command) -> Result<(), String> {
         Command::Token(command) => small_runtime()?
             .block_on(token_command::run(&command, print, |text| eprintln!("kedge-hub: {text}"))),
         Command::Node(command) => print(&small_runtime()?.block_on(node_command::run(&command))?),
+        Command::Ca(command) => print(&small_runtime()?.block_on(ca_command::run(&command))?),
         Command::Rollout(command) => small_runtime()?.block_on(rollout_command::run(&command, print)),
         Command::Backup(options) => {
-            let made = backup::backup(&options.data_dir, &options.file).map_err(text)?;
-            let (file, objects) = (options.file.display(), made.content.objects);
-            print(&format!("{file}: {objects} objects, sha256 {}\n", made.digest))
+            let (file, made) = match options.keep {
+                Some(keep) => series::backup(&options.data_dir, &options.file, keep).map_err(text)?,
+                None => {
+                    let made = backup::backup(&options.data_dir, &options.file).map_err(text)?;
+                    (options.file, made)
+                }
+            };
+            print(&format!("{}: {} objects, sha256 {}\n", file.display(), made.content.objects, made.digest))
         }
         Command::Restore(options) => restore(&options),
         Command::Serve(options) => {
@@ -146,12 +152,20 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     let probe = Probe::new(address, pki.client_config(now).map_err(text)?);
     let ca = pki.ca_path();
 
+    hub.use_authorities(Authorities { all: pki.authorities(), bundle: pki.bundle_digest() });
     hub.make_root_certificates(&pki.ca_text());
     hub.make_cluster_info(&pki.cluster_info(&node_url));
     let pki = Arc::new(pki);
     let tools = controllers::Tools { pki: Arc::clone(&pki), probe };
     hub.use_rollout_defaults(options.rollouts);
-    let mut background = controllers::start(&hub, tools, options.node_monitor_grace_period);
+    let mut background = match options.fenced {
+        true => {
+            log::warn!("fenced: nothing is changed but the Leases of nodes, and no controller runs");
+            hub.fence();
+            tokio::task::JoinSet::new()
+        }
+        false => controllers::start(&hub, tools, options.node_monitor_grace_period),
+    };
     background.spawn(renew(pki));
     background.spawn(denials::follow(hub.clone()));
     let (listening, ca, kubeconfig) = (admin_url, shown(&ca), shown(&kubeconfig));

@@ -66,6 +66,8 @@ pub(super) struct Credential {
 /// The CA, with the key that it signs with.
 pub(super) struct Authority {
     own: Credential,
+    /// Its name and key, signed by its predecessor: for clients that know that one alone.
+    crossed: Option<CertificateDer<'static>>,
 }
 
 impl Credential {
@@ -142,29 +144,30 @@ impl Authority {
     /// says "unknown authority" and not "bad signature".
     pub(super) fn make() -> Result<Authority, PkiError> {
         let key = new_key()?;
-        let mut params = params("", &[], AUTHORITY_NOT_AFTER);
-        let mut name = DistinguishedName::new();
-        name.push(DnType::CommonName, format!("kedge-hub-ca-{}", random_digits()?));
-        params.distinguished_name = name;
-        // path length 0: it signs leaves only
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let params = authority_params(&format!("kedge-hub-ca-{}", random_digits()?));
         let certificate =
             params.self_signed(&key).map_err(|source| PkiError::Signing { what: "CA", source })?;
-        Ok(Authority { own: Credential { certificate: certificate.der().clone(), key } })
+        Ok(Authority { own: Credential { certificate: certificate.der().clone(), key }, crossed: None })
+    }
+
+    /// A new CA, which this one vouches for.
+    pub(super) fn make_successor(&self) -> Result<Authority, PkiError> {
+        let mut new = Authority::make()?;
+        let params = authority_params(&common_name(&new.own.certificate).unwrap_or_default());
+        new.crossed = Some(self.certify("CA", params, &new.own.key)?);
+        Ok(new)
     }
 
     /// The CA from its file; any fault is an error, never a new CA.
     pub(super) fn load(path: &Path) -> Result<Authority, PkiError> {
-        Authority::of(path, Credential::load(path)?)
+        let content =
+            files::read(path).map_err(|source| PkiError::Unreadable { path: path.to_owned(), source })?;
+        Authority::read(path, &content)
     }
 
     /// As [`load`](Self::load), from a content already read.
     pub(super) fn read(path: &Path, content: &[u8]) -> Result<Authority, PkiError> {
-        Authority::of(path, Credential::read(path, content)?)
-    }
-
-    fn of(path: &Path, own: Credential) -> Result<Authority, PkiError> {
+        let own = Credential::read(path, content)?;
         let corrupt = |why: String| PkiError::Corrupt { path: path.to_owned(), why };
         let parsed = parse(&own.certificate).map_err(corrupt)?;
         if !parsed.is_ca() {
@@ -173,12 +176,21 @@ impl Authority {
         parsed
             .verify_signature(None)
             .map_err(|_| corrupt("the certificate is not signed by its key".to_owned()))?;
-        Ok(Authority { own })
+        let crossed = CertificateDer::pem_slice_iter(content).nth(1).and_then(Result::ok);
+        Ok(Authority { own, crossed })
     }
 
     /// Durable once it returns, because certificates are signed from then on.
     pub(super) fn save(&self, path: &Path) -> Result<(), PkiError> {
-        self.own.save(path, Flush::Now)
+        let crossed = self.crossed.as_ref().map(certificate_pem).unwrap_or_default();
+        let content = format!("{}{}{crossed}", self.own.key_pem(), self.own.certificate_pem());
+        files::write(path, content.as_bytes(), files::SECRET, Flush::Now)
+            .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
+    }
+
+    /// Its name and key, signed by its predecessor.
+    pub(super) fn crossed(&self) -> Option<&CertificateDer<'static>> {
+        self.crossed.as_ref()
     }
 
     pub(super) fn certificate(&self) -> &CertificateDer<'static> {
@@ -313,6 +325,20 @@ fn params(user: &str, groups: &[&str], not_after: OffsetDateTime) -> Certificate
     params
 }
 
+/// A CA. Its successor's certificate is signed by it, and that one's by the next, so paths have no limit.
+fn authority_params(name: &str) -> CertificateParams {
+    let mut params = params(name, &[], AUTHORITY_NOT_AFTER);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
+}
+
+/// The common name of a certificate's subject.
+pub(super) fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
+    let parsed = parse(certificate).ok()?;
+    parsed.subject().iter_common_name().next().and_then(|name| name.as_str().ok()).map(str::to_owned)
+}
+
 fn alternative_name(name: &str) -> Result<SanType, PkiError> {
     let name = canonical(name);
     match name.parse::<IpAddr>() {
@@ -363,7 +389,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
 }
 
-fn certificate_pem(certificate: &CertificateDer<'_>) -> String {
+pub(super) fn certificate_pem(certificate: &CertificateDer<'_>) -> String {
     use base64::Engine as _;
     let text = base64::engine::general_purpose::STANDARD.encode(certificate);
     let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");

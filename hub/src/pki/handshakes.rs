@@ -241,3 +241,36 @@ fn renewed_certificate_serves_new_connections() {
     client.now = OffsetDateTime::now_utc() + Duration::days(25 * 365 + 200);
     connect(&server, &client.config(), "localhost").unwrap();
 }
+
+/// A client that knew the first authority alone, and one that knows both, through all steps of a rotation.
+#[test]
+fn rotation_of_the_authority_cuts_nobody_off() {
+    let (_, _, client) = hub("rotation");
+    let data = client._data.to_path_buf();
+    let names = ["localhost".to_owned()];
+    let now = client.now;
+    let open = || Pki::open(&data, &names, now).unwrap();
+    let knows_first = Client { _data: kedge_rig::Scratch::new("hub-rotation-first").unwrap(), ..client };
+    let connects = |pki: &Pki, client: &Client| {
+        connect(&pki.server_config().unwrap(), &client.config(), "localhost").map(|found| found.user)
+    };
+    let user = Ok(Some("system:node:edge-1".to_owned()));
+    step(&data, Step::New).unwrap();
+    assert_eq!(connects(&open(), &knows_first), user);
+    step(&data, Step::Switch { back: false }).unwrap();
+    let pki = open();
+    assert_eq!(connects(&pki, &knows_first), user, "the new authority is vouched for by the old one");
+    let both = node_kubeconfig(&data, "edge-1", Some("https://localhost:1".to_owned()), now).unwrap();
+    let knows_new = Client {
+        kubeconfig: Some(both),
+        trusts: authorities::Authorities::load(&data).unwrap().signing().certificate_pem().into_bytes(),
+        _data: kedge_rig::Scratch::new("hub-rotation-new").unwrap(),
+        ..knows_first
+    };
+    assert_eq!(connects(&pki, &knows_new), user);
+    step(&data, Step::Retire(1)).unwrap();
+    let pki = open();
+    assert_eq!(connects(&pki, &knows_new), user);
+    let bundle = std::fs::read_to_string(pki.ca_path()).unwrap();
+    assert_eq!(bundle, String::from_utf8(knows_new.trusts).unwrap(), "the retired one is not given out");
+}

@@ -7,10 +7,12 @@
 //! system. TLS requests a client certificate but does not require one. Left to others: permissions
 //! (`identity`).
 //!
-//! On disk, below the data directory: `pki/ca.pem` (key and certificate, authoritative), `ca.crt` (the
-//! certificate for anyone to copy), `pki/serving.pem`, `pki/admin.pem`, `pki/tokens.pem`, `admin.kubeconfig`,
-//! `server-url` (the URL in node credentials), `pki/issue-number` (the counter of what was issued).
+//! On disk, below the data directory: `pki/ca.pem` (key and certificate, authoritative) and what `authorities`
+//! names, `ca.crt` (the trusted certificates for anyone to copy), `pki/serving.pem`, `pki/admin.pem`,
+//! `pki/tokens.pem`, `admin.kubeconfig`, `server-url` (the URL in node credentials), `pki/issue-number` (the
+//! counter of what was issued).
 
+mod authorities;
 mod authority;
 mod error;
 #[cfg(test)]
@@ -35,8 +37,11 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::audit::{ObjectRef, append_line, certificate_notes};
 use crate::files::{self, Flush};
 use crate::store::sort_of;
+use authorities::Authorities;
 use authority::{Authority, Credential};
 
+pub use authorities::{Known, Role, StepError, digest};
+pub(crate) use authorities::{check as check_authorities, is_key_file, key_files, united};
 pub use authority::{ADMIN_USER, PROBE_USER};
 pub use error::PkiError;
 pub use issue_numbers::IssueNumbers;
@@ -56,7 +61,7 @@ const GUESS: &str = "server-url.guess";
 /// The hub's keys while it runs.
 pub struct Pki {
     data_dir: PathBuf,
-    authority: Authority,
+    authorities: Authorities,
     names: Vec<String>,
     serving: Arc<Serving>,
     numbers: IssueNumbers,
@@ -88,25 +93,26 @@ impl Pki {
         let directory = data_dir.join("pki");
         files::make_private_directory(&directory)
             .map_err(|source| PkiError::Unwritable { path: directory.clone(), source })?;
-        let authority = open_authority(data_dir)?;
+        let authorities = open_authorities(data_dir)?;
+        let authority = authorities.signing();
         let public = data_dir.join("ca.crt");
-        update(&public, &authority.certificate_pem(), files::PUBLIC)?;
+        update(&public, &authorities.bundle(), files::PUBLIC)?;
         let credential = open_credential(
             &directory.join("serving.pem"),
-            |credential| serving_fault(&authority, credential, names, now),
+            |credential| serving_fault(authority, credential, names, now),
             || authority.issue_serving(names, now),
         )?;
-        let serving = Arc::new(Serving { current: RwLock::new(Arc::new(certified(&credential)?)) });
+        let certified = certified(&credential, authorities.chain())?;
+        let serving = Arc::new(Serving { current: RwLock::new(Arc::new(certified)) });
         let numbers = IssueNumbers::open(data_dir).map_err(|source| PkiError::NoNumber { source })?;
-        Ok(Pki { data_dir: data_dir.to_owned(), authority, names: names.to_vec(), serving, numbers })
+        Ok(Pki { data_dir: data_dir.to_owned(), authorities, names: names.to_vec(), serving, numbers })
     }
 
     /// TLS for the server: 1.2 and 1.3, HTTP/1.1 only, resumption, client certificates of our own CA accepted
     /// but not required. The configuration follows later renewals by itself.
     pub fn server_config(&self) -> Result<Arc<rustls::ServerConfig>, PkiError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut roots = rustls::RootCertStore::empty();
-        roots.add(self.authority.certificate().clone()).map_err(PkiError::Tls)?;
+        let roots = roots(&self.authorities)?;
         let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
             .allow_unauthenticated()
             .build()
@@ -125,7 +131,7 @@ impl Pki {
     /// TLS for the hub's requests to itself: it shows the probe's certificate and trusts only the hub's own
     /// CA.
     pub fn client_config(&self, now: OffsetDateTime) -> Result<Arc<rustls::ClientConfig>, PkiError> {
-        client_config(&self.authority, &self.authority.issue_probe(now)?)
+        client_config(&self.authorities, &self.authorities.signing().issue_probe(now)?)
     }
 
     /// A client certificate (PEM) for a request that was checked, valid for `life` from `now` on, with the
@@ -139,20 +145,21 @@ impl Pki {
         life: Duration,
     ) -> Result<String, PkiError> {
         let number = self.numbers.take().map_err(|source| PkiError::NoNumber { source })?;
-        self.authority.sign_client(asked, enciphers, number, now, life)
+        self.authorities.signing().sign_client(asked, enciphers, number, now, life)
     }
 
     /// Replaces the serving certificate when it is due; returns whether it did. Cheap: call it every hour.
     /// The new certificate is served even if it cannot be written, which is an error.
     pub fn renew(&self, now: OffsetDateTime) -> Result<bool, PkiError> {
         let path = self.data_dir.join("pki/serving.pem");
-        let kept = Credential::load(&path)
-            .is_ok_and(|credential| serving_fault(&self.authority, &credential, &self.names, now).is_none());
+        let kept = Credential::load(&path).is_ok_and(|credential| {
+            serving_fault(self.authorities.signing(), &credential, &self.names, now).is_none()
+        });
         if kept {
             return Ok(false);
         }
-        let credential = self.authority.issue_serving(&self.names, now)?;
-        let certified = Arc::new(certified(&credential)?);
+        let credential = self.authorities.signing().issue_serving(&self.names, now)?;
+        let certified = Arc::new(certified(&credential, self.authorities.chain())?);
         *self.serving.current.write().unwrap_or_else(PoisonError::into_inner) = certified;
         credential.save(&path, Flush::Now)?;
         Ok(true)
@@ -164,12 +171,12 @@ impl Pki {
         update(&self.data_dir.join("server-url"), &format!("{node_url}\n"), files::PUBLIC)?;
         let admin = open_credential(
             &self.data_dir.join("pki/admin.pem"),
-            |credential| admin_fault(&self.authority, credential, now),
-            || self.authority.issue_admin(self.number_if_the_disk_lets()?, now),
+            |credential| admin_fault(self.authorities.signing(), credential, now),
+            || self.authorities.signing().issue_admin(self.number_if_the_disk_lets()?, now),
         )?;
         let text = kubeconfig::text(
             admin_url,
-            &self.authority.certificate_pem(),
+            &self.authorities.bundle(),
             ADMIN_USER,
             &admin.certificate_pem(),
             &admin.key_pem(),
@@ -190,9 +197,19 @@ impl Pki {
         }
     }
 
-    /// The CA's certificate, in PEM.
+    /// The certificates of the trusted authorities, in PEM, the signing one first.
     pub fn ca_text(&self) -> String {
-        self.authority.certificate_pem()
+        self.authorities.bundle()
+    }
+
+    /// The authorities that this hub has opened.
+    pub fn authorities(&self) -> Vec<Known> {
+        self.authorities.list()
+    }
+
+    /// The short name of the set of trusted authorities, which a node reports once it trusts them.
+    pub fn bundle_digest(&self) -> String {
+        digest(&self.authorities.trusted())
     }
 
     /// The kubeconfig for `kube-public/cluster-info`, which names the hub at `url`.
@@ -229,14 +246,57 @@ pub fn admin_access(data_dir: &Path) -> Result<(String, Arc<rustls::ClientConfig
         return Err(PkiError::Corrupt { path, why });
     };
     let admin = Credential::load(&data_dir.join("pki/admin.pem"))?;
-    let authority = load_authority(&data_dir.join("pki/ca.pem"))?;
-    Ok((url, client_config(&authority, &admin)?))
+    Ok((url, client_config(&Authorities::load(data_dir)?, &admin)?))
 }
 
-/// TLS that shows this certificate and trusts the hub's CA alone.
-fn client_config(authority: &Authority, own: &Credential) -> Result<Arc<rustls::ClientConfig>, PkiError> {
+/// The trusted authorities, for a handshake.
+fn roots(authorities: &Authorities) -> Result<rustls::RootCertStore, PkiError> {
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(authority.certificate().clone()).map_err(PkiError::Tls)?;
+    for certificate in authorities.trusted() {
+        roots.add(certificate).map_err(PkiError::Tls)?;
+    }
+    Ok(roots)
+}
+
+/// A step of the command `ca`; the running hub takes it at its next start. Returns the authority's number.
+///
+/// # Errors
+/// The step does not fit the present state, and nothing was changed; or a file cannot be read or written.
+pub fn step(data_dir: &Path, step: Step) -> Result<u8, StepError> {
+    let path = data_dir.join("pki/ca.pem");
+    if !exists(&path)? {
+        return Err(PkiError::NoAuthority { data_dir: data_dir.to_owned() }.into());
+    }
+    let authorities = Authorities::load(data_dir)?;
+    match step {
+        Step::New => authorities.make_next(),
+        Step::Switch { back } => authorities.sign_with(back),
+        Step::Retire(number) => authorities.retire(number).map(|()| number),
+    }
+}
+
+/// The authorities on disk, which the running hub may not have opened so far.
+///
+/// # Errors
+/// A file is missing or damaged.
+pub fn on_disk(data_dir: &Path) -> Result<Vec<Known>, PkiError> {
+    Ok(Authorities::load(data_dir)?.list())
+}
+
+/// A step by which one authority replaces another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Make the next authority: it is trusted, and signs nothing.
+    New,
+    /// Let the next one sign, or with `back` the former one.
+    Switch { back: bool },
+    /// End the trust in the one of this number and erase its key.
+    Retire(u8),
+}
+
+/// TLS that shows this certificate and trusts the hub's authorities alone.
+fn client_config(authorities: &Authorities, own: &Credential) -> Result<Arc<rustls::ClientConfig>, PkiError> {
+    let roots = roots(authorities)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -247,23 +307,6 @@ fn client_config(authority: &Authority, own: &Credential) -> Result<Arc<rustls::
         })
         .map_err(PkiError::Tls)?;
     Ok(Arc::new(config))
-}
-
-/// Checks that the authority among the files of a backup can be used.
-///
-/// # Errors
-/// The file and its fault.
-pub(crate) fn check_authority(files: &[(String, Vec<u8>)]) -> Result<(), String> {
-    let content =
-        |name: &str| files.iter().find(|(file, _)| file == name).map(|(_, content)| content.as_slice());
-    let Some(own) = content("pki/ca.pem") else { return Ok(()) };
-    let authority = Authority::read(Path::new("pki/ca.pem"), own).map_err(|error| error.to_string())?;
-    match content("ca.crt") {
-        Some(public) if public != authority.certificate_pem().as_bytes() => {
-            Err("ca.crt: it is not the certificate of pki/ca.pem".to_owned())
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Makes the hub's data directory, for its owner only, and missing parents; leaves an existing one as it is.
@@ -285,19 +328,19 @@ pub fn node_kubeconfig(
     if !exists(&path)? && !exists(&data_dir.join("ca.crt"))? {
         return Err(PkiError::NoAuthority { data_dir: data_dir.to_owned() });
     }
-    let authority = load_authority(&path)?;
+    let authorities = Authorities::load(data_dir)?;
     let url = match url {
         Some(url) => url,
         None => published_url(data_dir)?,
     };
     let number = IssueNumbers::open(data_dir).and_then(|numbers| numbers.take());
     let number = number.map_err(|source| PkiError::NoNumber { source })?;
-    let node = authority.issue_node(name, number, now)?;
+    let node = authorities.signing().issue_node(name, number, now)?;
     let object = ObjectRef { version: "v1", resource: "nodes", name, ..ObjectRef::default() };
     append_line(data_dir, "issue", object, &certificate_notes(&node.certificate))
         .map_err(|source| PkiError::Unrecorded { name: name.to_owned(), source })?;
     let user = format!("{NODE_USER_PREFIX}{name}");
-    Ok(kubeconfig::text(&url, &authority.certificate_pem(), &user, &node.certificate_pem(), &node.key_pem()))
+    Ok(kubeconfig::text(&url, &authorities.bundle(), &user, &node.certificate_pem(), &node.key_pem()))
 }
 
 /// What a machine needs to join a hub besides a token: the hub's address and its authority.
@@ -412,12 +455,21 @@ fn if_the_disk_lets(written: Result<(), PkiError>) -> Result<(), PkiError> {
     }
 }
 
-/// The CA, made if this directory never had one. `ca.crt` is written after `ca.pem`: `ca.crt` alone means
-/// that the CA was lost.
-fn open_authority(data_dir: &Path) -> Result<Authority, PkiError> {
+/// The authorities; the first is made if this directory never had one. `ca.crt` is written after `ca.pem`:
+/// `ca.crt` alone means that the CA was lost. A retirement that a power cut ended is completed.
+fn open_authorities(data_dir: &Path) -> Result<Authorities, PkiError> {
     let path = data_dir.join("pki/ca.pem");
     if exists(&path)? {
-        return load_authority(&path);
+        let authorities = Authorities::load(data_dir)?;
+        for number in authorities.unfinished() {
+            match authorities.retire(number) {
+                Ok(()) => log::info!("authority {number} is retired: its key is erased"),
+                Err(error) => {
+                    log::error!("the key of the retired authority {number} cannot be erased: {error}")
+                }
+            }
+        }
+        return Ok(authorities);
     }
     if exists(&data_dir.join("ca.crt"))? {
         return Err(PkiError::Authority { path, why: "missing, but its ca.crt is there".to_owned() });
@@ -425,7 +477,7 @@ fn open_authority(data_dir: &Path) -> Result<Authority, PkiError> {
     let authority = Authority::make()?;
     authority.save(&path)?;
     log::info!("made a certificate authority: {}", path.display());
-    Ok(authority)
+    Authorities::load(data_dir)
 }
 
 fn load_authority(path: &Path) -> Result<Authority, PkiError> {
@@ -504,10 +556,14 @@ fn common_fault(
     }
 }
 
-fn certified(credential: &Credential) -> Result<CertifiedKey, PkiError> {
+fn certified(
+    credential: &Credential,
+    chain: Vec<rustls::pki_types::CertificateDer<'static>>,
+) -> Result<CertifiedKey, PkiError> {
     let key =
         rustls::crypto::ring::sign::any_supported_type(&credential.private_key()).map_err(PkiError::Tls)?;
-    Ok(CertifiedKey::new(vec![credential.certificate.clone()], key))
+    let own = std::iter::once(credential.certificate.clone());
+    Ok(CertifiedKey::new(own.chain(chain).collect(), key))
 }
 
 /// True if a file exists; a permission error is returned as an error: a CA that cannot be read must not look

@@ -59,6 +59,7 @@ impl Act {
             | Route::OpenIdConfiguration
             | Route::OpenIdKeys
             | Route::Nodes
+            | Route::Authorities
             | Route::Rollout { .. }
             | Route::Unserved(_)
             | Route::Unknown => Act::Look,
@@ -184,6 +185,7 @@ mod tests {
                     "/.well-known/openid-configuration",
                     "/openid/v1/jwks",
                     "/kedge/nodes",
+                    "/kedge/authorities",
                     "/kedge/rollouts/n/d",
                     "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
                     "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",

@@ -26,8 +26,8 @@ use super::respond::{self, Body};
 use super::route::{self, AccessVerb, Route, Target};
 use super::shared::Server;
 use super::{
-    calls, discovery, health, node_access, node_streams, openapi, pod_proxy, renewals, reviews, steps,
-    subresources, tokens, usage, watch,
+    authorities, calls, discovery, health, node_access, node_streams, openapi, pod_proxy, renewals, reviews,
+    steps, subresources, tokens, usage, watch,
 };
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
@@ -96,6 +96,9 @@ async fn answer(
             audit_impersonation(&context, &route, verb, &refused);
             return Err(refused);
         }
+    }
+    if server.hub.is_fenced() && !passes_the_fence(&route, act) {
+        return Err(fenced());
     }
     match route {
         Route::Target(target) => {
@@ -169,6 +172,22 @@ async fn answer(
             path(&context, route)
         }
     }
+}
+
+/// What a hub that is fenced still does: it shows everything, and renews Leases, so that no node loses contact.
+fn passes_the_fence(route: &Route, act: Act) -> bool {
+    match route {
+        Route::Target(target) if target.kind.is_renewed() => true,
+        _ => !matches!(act, Act::Change | Act::Command),
+    }
+}
+
+fn fenced() -> ApiError {
+    ApiError::unavailable(
+        "this hub is fenced (--fenced): another one takes its place, so nothing is changed here; ask that one, or start \
+         this one without the flag",
+    )
+    .retry_after(60)
 }
 
 /// `POST /kedge/nodes/NAME/VERB`.
@@ -321,6 +340,7 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         Route::Health(check) => health::health(context, &check),
         Route::Metrics => Ok(health::metrics(context.server)),
         Route::Nodes => Ok(node_access::list(context)),
+        Route::Authorities => Ok(authorities::answer(context)),
         Route::Rollout { namespace, name } => {
             let (hub, now) = (&context.server.hub, time::OffsetDateTime::now_utc());
             let found = daemon_sets::view(&**hub, hub.rollout_defaults(), (&namespace, &name), now);

@@ -12,6 +12,7 @@ mod acts;
 mod allocations;
 mod audited;
 mod authentication;
+mod authorities;
 mod caller;
 mod calls;
 mod connection;

@@ -52,6 +52,8 @@ pub(super) enum Route {
     OpenIdKeys,
     /// `/kedge/nodes`: the nodes and their credentials.
     Nodes,
+    /// `/kedge/authorities`: the certificate authorities, and which nodes trust them.
+    Authorities,
     /// `/kedge/nodes/NAME/revoke` and `readmit`.
     NodeAccess { node: String, verb: AccessVerb },
     /// `/api/v1/nodes/NAME/proxy/...`: a request to the node's own API.
@@ -155,6 +157,7 @@ pub(super) fn parse(path: &str) -> Route {
         [".well-known", "openid-configuration"] => Route::OpenIdConfiguration,
         ["openid", "v1", "jwks"] => Route::OpenIdKeys,
         ["kedge", "nodes"] => Route::Nodes,
+        ["kedge", "authorities"] => Route::Authorities,
         ["kedge", "rollouts", namespace, name] => {
             Route::Rollout { namespace: (*namespace).to_owned(), name: (*name).to_owned() }
         }
@@ -356,6 +359,7 @@ mod tests {
         check(&format!("{metrics}/namespaces/n/pods"), &usage("pods", "n", ""));
         check(&format!("{metrics}/namespaces/n/pods/p"), &usage("pods", "n", "p"));
         check("/kedge/nodes", "Nodes");
+        check("/kedge/authorities", "Authorities");
         check("/kedge/nodes/a/revoke", "NodeAccess { node: \"a\", verb: Revoke }");
         check("/kedge/nodes/a/readmit", "NodeAccess { node: \"a\", verb: Readmit }");
         check("/kedge/nodes/a", "Unknown");

@@ -37,8 +37,6 @@ use super::sqlite::{
 use super::trailer::{self, Sealed};
 use super::{Change, OpenError, SCHEMA_VERSION, Sort, Spaces, Store, StoreError};
 
-/// The files of a hub's identity, below the data directory.
-const KEYS: [&str; 2] = ["pki/ca.pem", "ca.crt"];
 /// Longest wait for another process that is folding the log back.
 const BUSY: Duration = Duration::from_secs(10);
 /// Raise of the revision if it is unknown which ones were handed out.
@@ -152,8 +150,8 @@ fn copy(data_dir: &Path, from: &Path, part: &Path) -> Result<Content, OpenError>
     let copy = open(part, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     copy.execute_batch("CREATE TABLE keys (name TEXT PRIMARY KEY, content BLOB NOT NULL) WITHOUT ROWID")
         .map_err(engine("write", part))?;
-    for name in KEYS {
-        let path = data_dir.join(name);
+    for name in pki::key_files(data_dir).map_err(|error| wrong(data_dir, error))? {
+        let path = data_dir.join(&name);
         let content = match files::read(&path) {
             Ok(content) => content,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
@@ -296,7 +294,7 @@ fn inspect(from: &Path) -> Result<Source, OpenError> {
         ));
     }
     let keys = keys.unwrap_or_default();
-    pki::check_authority(&keys)
+    pki::check_authorities(&keys)
         .map_err(|what| no_backup(format!("it is damaged: {what}; take another backup")))?;
     Ok(Source { judged, keys, sealed })
 }
@@ -309,7 +307,7 @@ fn inspect(from: &Path) -> Result<Source, OpenError> {
 pub fn restore(data_dir: &Path, from: &Path) -> Result<Restored, OpenError> {
     let Source { judged, keys, sealed } = inspect(from)?;
     let lock = Arc::new(lock(data_dir)?);
-    check_keys(data_dir, &keys)?;
+    let keys = keys_to_write(data_dir, keys)?;
     let before = Before::of(data_dir)?;
     let reserved = before.raised(judged.content.reserved);
     let mut list = judged.list;
@@ -422,24 +420,25 @@ fn keys(source: &Connection, path: &Path) -> Result<Option<Keys>, OpenError> {
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).map_err(&failed)?;
     let found: Keys = rows.collect::<Result<_, _>>().map_err(&failed)?;
     // names become paths: accept only known ones
-    Ok(Some(found.into_iter().filter(|(name, _)| KEYS.contains(&name.as_str())).collect()))
+    Ok(Some(found.into_iter().filter(|(name, _)| pki::is_key_file(name)).collect()))
 }
 
-fn check_keys(data_dir: &Path, keys: &[(String, Vec<u8>)]) -> Result<(), OpenError> {
+/// The key files that a restore writes: those that are missing, and those in which directory and backup have to be
+/// united.
+fn keys_to_write(data_dir: &Path, keys: Keys) -> Result<Keys, OpenError> {
+    let mut found = Vec::new();
     for (name, content) in keys {
-        let path = data_dir.join(name);
+        let path = data_dir.join(&name);
         match files::read(&path) {
-            Ok(present) if present != *content => {
-                let what =
-                    "it is of another certificate authority than the backup; restore into an empty directory";
-                return Err(wrong(&path, what));
+            Ok(present) => {
+                let united = pki::united(&name, &present, &content).map_err(|what| wrong(&path, what))?;
+                found.extend(united.map(|content| (name, content)));
             }
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => found.push((name, content)),
             Err(error) => return Err(wrong(&path, error)),
         }
     }
-    Ok(())
+    Ok(found)
 }
 
 /// The highest revisions that the present store may have handed out, its id, and its deny list; `None` if
@@ -534,9 +533,6 @@ fn list_object(mut list: Value, revision: u64) -> Result<Object, OpenError> {
 
 fn write_key(data_dir: &Path, name: &str, content: &[u8]) -> Result<(), OpenError> {
     let path = data_dir.join(name);
-    if path.exists() {
-        return Ok(());
-    }
     let failed = |error| wrong(&path, error);
     let parent = path.parent().unwrap_or(data_dir);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(failed)?;
@@ -883,7 +879,7 @@ mod tests {
         let make_keys = |directory: &Path| {
             let now = time::OffsetDateTime::now_utc();
             drop(pki::Pki::open(directory, &["localhost".to_owned()], now).unwrap());
-            KEYS.map(|name| fs::read(directory.join(name)).unwrap())
+            ["pki/ca.pem", "ca.crt"].map(|name| fs::read(directory.join(name)).unwrap())
         };
         let own = make_keys(&data);
         let keyed = folder.join("keyed");
@@ -895,6 +891,21 @@ mod tests {
         fs::remove_dir_all(data.join("pki")).unwrap();
         fs::remove_file(data.join("ca.crt")).unwrap();
         restore(&data, &keyed).unwrap();
-        assert_eq!(KEYS.map(|name| fs::read(data.join(name)).unwrap()), own);
+        assert_eq!(["pki/ca.pem", "ca.crt"].map(|name| fs::read(data.join(name)).unwrap()), own);
+        // a backup of before a replacement of the authority goes into the directory of after it
+        pki::step(&data, pki::Step::New).unwrap();
+        pki::step(&data, pki::Step::Switch { back: false }).unwrap();
+        let files = ["pki/ca.pem", "pki/ca-2.pem", "pki/authorities.json"];
+        let read = |directory: &Path| files.map(|name| fs::read(directory.join(name)).unwrap());
+        let newer = read(&data);
+        let later = folder.join("later");
+        backup(&data, &later).unwrap();
+        restore(&data, &keyed).unwrap();
+        assert_eq!(read(&data), newer);
+        // and all authorities of a backup into an empty one
+        let empty = folder.join("empty");
+        fs::create_dir(&empty).unwrap();
+        restore(&empty, &later).unwrap();
+        assert_eq!(read(&empty), newer);
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod look;
 pub mod marker;
 mod reserve;
 mod rows;
+pub mod series;
 pub mod sqlite;
 mod trailer;
 pub mod writer;

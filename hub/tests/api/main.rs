@@ -9,6 +9,7 @@ mod acts;
 mod answers;
 mod apply;
 mod audit;
+mod authorities;
 mod bootstrap;
 mod calls;
 mod desired;

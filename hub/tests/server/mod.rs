@@ -28,7 +28,7 @@ pub(crate) struct Hub {
     child: Child,
     pub(crate) url: String,
     pub(crate) data_dir: PathBuf,
-    flags: Vec<String>,
+    pub(crate) flags: Vec<String>,
     /// The directory of data and log, if no test owns the directory.
     scratch: Option<Scratch>,
 }

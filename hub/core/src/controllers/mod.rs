@@ -21,6 +21,7 @@ pub mod scheduler;
 pub mod service_accounts;
 pub mod system_namespaces;
 pub mod taint_eviction;
+pub mod trust;
 
 pub use clock::Clock;
 pub use controller::{
@@ -915,6 +916,31 @@ mod tests {
         hub.edit(&NODE, "", "a", |node| node["status"]["conditions"][0]["status"] = json!("True"));
         hub.run(&mut controller);
         assert_eq!(status(&hub, "a"), "True");
+    }
+
+    #[test]
+    fn nodes_learn_of_a_second_authority_a_few_at_a_time() {
+        let announced = |hub: &Hub| {
+            let nodes = World::list(&hub.index, &NODE, "");
+            let digest = |node: &Arc<Object>| {
+                node.value()["metadata"]["annotations"][kedge_api::TRUST_ANNOTATION].clone()
+            };
+            nodes.iter().filter(|node| digest(node) == "0123abcd").count()
+        };
+        let mut hub = Hub::new();
+        for number in 0..120 {
+            hub.create(&NODE, json!({"metadata": {"name": format!("node-{number}")}}));
+        }
+        hub.run(&mut trust::Trust::new(None));
+        assert_eq!(announced(&hub), 0, "with one authority nothing is written");
+        let mut controller = trust::Trust::new(Some("0123abcd".to_owned()));
+        for (second, expect) in [(0, 50), (0, 50), (1, 100), (2, 120)] {
+            hub.run_at(&mut controller, second);
+            assert_eq!(announced(&hub), expect, "after {second} s");
+        }
+        let before = hub.index.get(&NODE, "", "node-7").unwrap().revision;
+        hub.run_at(&mut controller, 9);
+        assert_eq!(hub.index.get(&NODE, "", "node-7").unwrap().revision, before, "told once");
     }
 
     #[test]

@@ -17,8 +17,8 @@ use crate::kinds::pod::{MIRROR_ANNOTATION, is_mirror};
 use crate::kinds::schema;
 use kedge_api::labels::may_node_set;
 use kedge_api::{
-    CLUSTER_EVENT_NAMESPACE, CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION, NODE_LEASE_NAMESPACE,
-    NODE_SIGNER, NODE_USER_PREFIX, SERVING_SIGNER, SLOT,
+    AUTHORITIES_ANNOTATION, CLUSTER_EVENT_NAMESPACE, CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION,
+    NODE_LEASE_NAMESPACE, NODE_SIGNER, NODE_USER_PREFIX, SERVING_SIGNER, SLOT,
 };
 
 /// `spec` fields a kubelet may set when it registers itself; none may be changed later.
@@ -26,7 +26,8 @@ const SPEC_AT_CREATION: [&str; 2] = ["taints", "providerID"];
 
 /// Annotations in which an agent reports; a node may write no others, since an administrator's tools keep
 /// their own state in them.
-const OWN_ANNOTATIONS: [&str; 3] = [CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION, SLOT];
+const OWN_ANNOTATIONS: [&str; 4] =
+    [AUTHORITIES_ANNOTATION, CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION, SLOT];
 /// Suffix of the domains of annotations that belong to nodes.
 const OWN_ANNOTATION_DOMAIN: &str = ".node.kedge.dev";
 
@@ -670,6 +671,8 @@ mod tests {
         };
         check("kedge.dev/config-status", true);
         check("kedge.dev/slot", true);
+        check("kedge.dev/authorities", true);
+        check("kedge.dev/trust", false);
         check("disk.node.kedge.dev/wear", true);
         check("node.kedge.dev/x", false);
         check("xnode.kedge.dev/x", false);

@@ -9,8 +9,8 @@
 use serde_json::{Map, Value};
 
 use kedge_api::{
-    CALLS_ANNOTATION, CONFIG_SOURCE_ANNOTATION, CONFIG_STATUS_ANNOTATION, FORGIVE_ANNOTATION,
-    MAINTENANCE_ANNOTATION, PULL_AHEAD_ANNOTATION, SLOT,
+    AUTHORITIES_ANNOTATION, CALLS_ANNOTATION, CONFIG_SOURCE_ANNOTATION, CONFIG_STATUS_ANNOTATION,
+    FORGIVE_ANNOTATION, MAINTENANCE_ANNOTATION, PULL_AHEAD_ANNOTATION, SLOT, TRUST_ANNOTATION,
 };
 
 use super::write_options::WriteOptions;
@@ -76,6 +76,8 @@ static ANNOTATIONS: &[Annotation] = &[
         on: &[&NODE],
         instead: "it revokes nothing: use kedge-hub node revoke",
     },
+    Annotation { name: AUTHORITIES_ANNOTATION, on: &[&NODE], instead: "the node writes it by itself" },
+    Annotation { name: TRUST_ANNOTATION, on: &[&NODE], instead: BY_HUB },
     Annotation { name: CALLS_ANNOTATION, on: &[], instead: BY_HUB },
     Annotation { name: PULL_AHEAD_ANNOTATION, on: &[&POD], instead: BY_HUB },
     Annotation { name: "kedge.dev/set-aside", on: &[&DAEMON_SET], instead: BY_HUB },
