@@ -80,7 +80,7 @@ fn announce(hub: &Hub, Lifted { denial, is_gone }: &Lifted) -> String {
             "{denial} is no longer denied: its entry in {place} is gone, and its old credentials count again"
         ),
         false => format!(
-            "{denial} is denied less: by its entry in {place} credentials of after its readmission count"
+            "{denial} is denied less: by its entry in {place} credentials that are issued after its readmission count"
         ),
     };
     log::warn!("{message}");

@@ -43,10 +43,12 @@ Usage:
                          [--description TEXT] [--data-dir DIR] [--advertise HOST:PORT] [--output json]
   kedge-hub token list|revoke ID [--data-dir DIR] [--output json]
   kedge-hub node list|revoke NAME|readmit NAME [--data-dir DIR] [--output json]
+  kedge-hub denied list|lift ENTRY [--data-dir DIR] [--output json]
   kedge-hub rollout NAME [-n NAMESPACE] [--watch] [--data-dir DIR] [--output json]
   kedge-hub ca new|status|switch|retire NUMBER [--leave COUNT] [--data-dir DIR]
   kedge-hub backup FILE|DIRECTORY --keep COUNT [--data-dir DIR]
-  kedge-hub restore FILE|--empty [--data-dir DIR]
+  kedge-hub restore FILE [--forget-revocations] [--data-dir DIR]
+  kedge-hub restore --empty [--data-dir DIR]
 
 Commands:
   serve            run the hub; prints its address, its CA and its kubeconfig once it is ready
@@ -64,6 +66,8 @@ Commands:
                    the hub must be running
   node readmit     let the node NAME return with new credentials; those of before stay refused; the hub must be
                    running
+  denied list      print the deny list: revoked nodes, users and certificates; the hub must be running
+  denied lift      take the ENTRY off the deny list, as user.jane: its credentials count again; the hub must be running
   rollout          print the state of the DaemonSet NAME's update on each node, with reasons; the hub must be running
   ca new           make the next certificate authority: nodes learn to trust it, and it signs nothing
   ca status        print the authorities and how many nodes trust them
@@ -72,7 +76,7 @@ Commands:
   ca retire        end the trust in the authority NUMBER and erase its key; the hub must be running
   backup           copy everything, including the authority's key, into a new FILE; the hub may be running
   restore          replace the directory's state with a backup; the hub must be stopped; revoked nodes and
-                   users stay revoked
+                   users stay revoked, and bootstrap tokens of the backup are void
 
 Flags:
   --data-dir DIR            all state of the hub: store, keys, admin.kubeconfig [/var/lib/kedge-hub]
@@ -104,6 +108,8 @@ Flags:
   --back                    of ca switch: let the former authority sign again
   --empty                   of restore: begin anew with no objects, if no backup is left; versions go on, and
                             revoked nodes and users stay revoked
+  --forget-revocations      of restore: only the backup's own revocations count, not the later ones of the directory;
+                            stolen credentials that were revoked since are let in
   --same-credentials        of node readmit: accept the old credentials again; use it only if nobody else can have them
   -n, --namespace NAME      of rollout: the namespace of the DaemonSet [default]
   --watch                   of rollout: print again at each change, until the update is complete (status 0: each pod has
@@ -126,6 +132,8 @@ pub enum Command {
     NodeBootstrap(NodeBootstrap),
     /// List, revoke or readmit nodes.
     Node(NodeCommand),
+    /// Print the deny list, or take an entry off it.
+    Denied(DeniedCommand),
     /// Show the progress of an update.
     Rollout(RolloutCommand),
     /// Replace the certificate authority.
@@ -181,6 +189,17 @@ pub struct NodeCommand {
     /// Print JSON.
     pub json: bool,
     pub act: NodeAct,
+}
+
+/// Options of `denied`.
+#[derive(Debug, PartialEq)]
+pub struct DeniedCommand {
+    /// The directory of the running hub.
+    pub data_dir: PathBuf,
+    /// Print JSON.
+    pub json: bool,
+    /// The entry to take off the list; `None`: print the list.
+    pub lift: Option<String>,
 }
 
 /// Options of `rollout`.
@@ -246,6 +265,8 @@ pub struct Restore {
     pub data_dir: PathBuf,
     /// The backup; `None`: start with an empty store.
     pub file: Option<PathBuf>,
+    /// Later revocations than the backup's do not count.
+    pub forget_revocations: bool,
 }
 
 /// Options of `backup`.
@@ -296,12 +317,12 @@ impl fmt::Display for FlagError {
                 write!(formatter, "{flag} is {found:?}, expected {expected}")
             }
             FlagError::Command(None) => formatter.write_str(
-                "no command given, expected serve, node-kubeconfig, node-bootstrap, token, node, rollout, ca, backup or restore",
+                "no command given, expected serve, node-kubeconfig, node-bootstrap, token, node, denied, rollout, ca, backup or restore",
             ),
             FlagError::Command(Some(found)) => {
                 write!(
                     formatter,
-                    "unknown command {found:?}, expected serve, node-kubeconfig, node-bootstrap, token, node, rollout, ca, backup or restore"
+                    "unknown command {found:?}, expected serve, node-kubeconfig, node-bootstrap, token, node, denied, rollout, ca, backup or restore"
                 )
             }
             FlagError::Unused { flag, command } => write!(formatter, "{flag} has no meaning for {command}"),
@@ -334,6 +355,7 @@ struct Raw {
     back: bool,
     fenced: bool,
     keep: Option<String>,
+    forget_revocations: bool,
     words: Vec<String>,
 }
 
@@ -379,6 +401,7 @@ where
             Long("back") => raw.back = true,
             Long("fenced") => raw.fenced = true,
             Long("keep") => raw.keep = Some(text(&mut parser)?),
+            Long("forget-revocations") => raw.forget_revocations = true,
             Value(word) => raw.words.push(word.string().map_err(FlagError::Syntax)?),
             other => return Err(FlagError::Syntax(other.unexpected())),
         }
@@ -396,6 +419,7 @@ where
         Some("node-bootstrap") => token::node_bootstrap(raw),
         Some("token") => token::token(raw),
         Some("node") => node(raw),
+        Some("denied") => denied(raw),
         Some("rollout") => rollout(raw),
         Some("ca") => ca(raw),
         Some("backup") => backup(raw).map(Command::Backup),
@@ -446,7 +470,14 @@ fn unused(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
 
 /// Refuses flags that only `node` and `rollout` take.
 fn unused_outside_node(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
-    refuse(command, &[("--output", raw.output.is_some()), ("--empty", raw.empty)])?;
+    refuse(
+        command,
+        &[
+            ("--output", raw.output.is_some()),
+            ("--empty", raw.empty),
+            ("--forget-revocations", raw.forget_revocations),
+        ],
+    )?;
     refuse(command, &of_node(raw))?;
     refuse(command, &of_rollout(raw))?;
     refuse(command, &of_token(raw))?;
@@ -483,7 +514,14 @@ fn is_json(output: Option<&str>) -> Result<bool, FlagError> {
 
 fn rollout(raw: Raw) -> Result<Command, FlagError> {
     unused(&raw, "rollout")?;
-    refuse("rollout", &[("--advertise", !raw.advertise.is_empty()), ("--empty", raw.empty)])?;
+    refuse(
+        "rollout",
+        &[
+            ("--advertise", !raw.advertise.is_empty()),
+            ("--empty", raw.empty),
+            ("--forget-revocations", raw.forget_revocations),
+        ],
+    )?;
     refuse("rollout", &of_node(&raw))?;
     refuse("rollout", &of_kubeconfig(&raw))?;
     refuse("rollout", &of_token(&raw))?;
@@ -501,7 +539,14 @@ fn rollout(raw: Raw) -> Result<Command, FlagError> {
 
 fn ca(raw: Raw) -> Result<Command, FlagError> {
     unused(&raw, "ca")?;
-    refuse("ca", &[("--advertise", !raw.advertise.is_empty()), ("--empty", raw.empty)])?;
+    refuse(
+        "ca",
+        &[
+            ("--advertise", !raw.advertise.is_empty()),
+            ("--empty", raw.empty),
+            ("--forget-revocations", raw.forget_revocations),
+        ],
+    )?;
     refuse("ca", &of_node(&raw))?;
     refuse("ca", &of_rollout(&raw))?;
     refuse("ca", &of_kubeconfig(&raw))?;
@@ -534,6 +579,33 @@ fn ca(raw: Raw) -> Result<Command, FlagError> {
     Ok(Command::Ca(CaCommand { data_dir: data_dir(raw.data_dir)?, json, act }))
 }
 
+fn denied(raw: Raw) -> Result<Command, FlagError> {
+    unused(&raw, "denied")?;
+    refuse(
+        "denied",
+        &[
+            ("--advertise", !raw.advertise.is_empty()),
+            ("--empty", raw.empty),
+            ("--forget-revocations", raw.forget_revocations),
+        ],
+    )?;
+    refuse("denied", &of_node(&raw))?;
+    refuse("denied", &of_rollout(&raw))?;
+    refuse("denied", &of_kubeconfig(&raw))?;
+    refuse("denied", &of_token(&raw))?;
+    let is_entry = |word: &str| {
+        word.contains('.') && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+    };
+    let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
+    let lift = match words.as_slice() {
+        ["list"] => None,
+        ["lift", entry] if is_entry(entry) => Some((*entry).to_owned()),
+        words => return Err(value("denied", &words.join(" "), "list, or lift ENTRY as list prints it")),
+    };
+    let json = is_json(raw.output.as_deref())?;
+    Ok(Command::Denied(DeniedCommand { data_dir: data_dir(raw.data_dir)?, json, lift }))
+}
+
 fn refuse(command: &'static str, given: &[(&'static str, bool)]) -> Result<(), FlagError> {
     match given.iter().find(|(_, given)| *given) {
         Some((flag, _)) => Err(FlagError::Unused { flag, command }),
@@ -543,7 +615,14 @@ fn refuse(command: &'static str, given: &[(&'static str, bool)]) -> Result<(), F
 
 fn node(raw: Raw) -> Result<Command, FlagError> {
     unused(&raw, "node")?;
-    refuse("node", &[("--advertise", !raw.advertise.is_empty()), ("--empty", raw.empty)])?;
+    refuse(
+        "node",
+        &[
+            ("--advertise", !raw.advertise.is_empty()),
+            ("--empty", raw.empty),
+            ("--forget-revocations", raw.forget_revocations),
+        ],
+    )?;
     refuse("node", &of_rollout(&raw))?;
     refuse("node", &of_kubeconfig(&raw))?;
     refuse("node", &of_token(&raw))?;
@@ -573,7 +652,7 @@ fn node(raw: Raw) -> Result<Command, FlagError> {
 
 fn backup(raw: Raw) -> Result<Backup, FlagError> {
     unused_beside_files(&raw, "backup")?;
-    refuse("backup", &[("--empty", raw.empty)])?;
+    refuse("backup", &[("--empty", raw.empty), ("--forget-revocations", raw.forget_revocations)])?;
     let keep =
         match raw.keep.as_deref().map(|text| text.parse::<u32>().ok().filter(|keep| *keep > 0).ok_or(text)) {
             None => None,
@@ -595,7 +674,10 @@ fn restore(raw: Raw) -> Result<Restore, FlagError> {
         [_] if raw.empty => None,
         words => return Err(value("restore", &words[1..].join(" "), "one file, or --empty")),
     };
-    Ok(Restore { file, data_dir: data_dir(raw.data_dir)? })
+    if file.is_none() && raw.forget_revocations {
+        return Err(FlagError::Unused { flag: "--forget-revocations", command: "restore --empty" });
+    }
+    Ok(Restore { file, data_dir: data_dir(raw.data_dir)?, forget_revocations: raw.forget_revocations })
 }
 
 fn unused_beside_files(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
@@ -820,6 +902,18 @@ mod tests {
         refused("node list --listen x", "--listen has no meaning for node");
         refused("node list --rollout-pre-pull on", "--rollout-pre-pull has no meaning for node");
         refused("node list --advertise x", "--advertise has no meaning for node");
+        let denied = |line: &str| match parse(line.split_whitespace()) {
+            Ok(Command::Denied(command)) => command.lift,
+            other => panic!("{line}: {other:?}"),
+        };
+        assert_eq!(
+            (denied("denied list"), denied("denied lift user.a_5f")),
+            (None, Some("user.a_5f".to_owned()))
+        );
+        for line in ["denied", "denied lift", "denied lift jane", "denied lift user.a/b", "denied list x"] {
+            refused(line, "expected list, or lift ENTRY");
+        }
+        refused("denied list --force", "--force has no meaning for denied");
         for command in ["serve", "backup f", "restore f", "node-kubeconfig a"] {
             refused(&format!("{command} --output json"), "--output has no meaning for");
             refused(&format!("{command} --same-credentials"), "--same-credentials has no meaning for");

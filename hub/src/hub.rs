@@ -19,6 +19,7 @@ use time::OffsetDateTime;
 use tokio::sync::oneshot;
 
 use kedge_hub_core::identity::default_roles;
+use kedge_hub_core::identity::denied::{self, DENY_LIST_NAME, DENY_LIST_NAMESPACE};
 use kedge_hub_core::kinds::{
     self, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CONFIG_MAP, Kind, NAMESPACE, POD, SERVICE, SERVICE_ACCOUNT,
     schema, service, text,
@@ -130,8 +131,47 @@ impl Hub {
             fenced: AtomicBool::new(false),
             loops,
         });
+        hub.put_back_denials();
         hub.make_namespaces();
         Ok(hub)
+    }
+
+    /// Puts denials back that the directory's marker has and the store lacks: only a command ends one.
+    fn put_back_denials(&self) {
+        let Some(known) = self.marker.as_ref().and_then(|marker| marker.known()) else { return };
+        let found = self.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
+        let mut list = found.as_ref().map_or_else(denied::empty_list, |found| found.value());
+        let back = denied::unite(&mut list, &known.list);
+        if back.is_empty() {
+            return;
+        }
+        let (issued, denials) = (self.numbers.highest(), denied::shown(back.iter()));
+        log::error!(
+            "the store lacked denials that were in force: {denials}; they are put back, and are lifted by commands only"
+        );
+        let made = match found {
+            Some(_) => Ok(list),
+            None => fresh().and_then(|fresh| new_object(&CONFIG_MAP, list, &fresh)),
+        };
+        let (answer, answered) = std::sync::mpsc::channel();
+        let written = made.map(|new| {
+            let write = Write {
+                kind: &CONFIG_MAP,
+                namespace: DENY_LIST_NAMESPACE.to_owned(),
+                name: DENY_LIST_NAME.to_owned(),
+                expect: found.map_or(Expect::Absent, |found| Expect::Revision(found.revision)),
+                requires: Vec::new(),
+                new: Some(new),
+                volatile: false,
+                author: None,
+            };
+            self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
+            answered.recv()
+        });
+        match written {
+            Ok(Ok(Ok(_))) => {}
+            why => log::error!("cannot put back denials of before issue number {issued}: {why:?}"),
+        }
     }
 
     /// Creates the system namespaces and the default roles before the first request, so that the version which

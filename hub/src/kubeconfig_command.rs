@@ -169,7 +169,7 @@ mod tests {
         publish(&data);
         assert!(run(&options(&data)).is_ok());
         let mut list = json!({"metadata": {"name": DENY_LIST_NAME, "namespace": DENY_LIST_NAMESPACE}});
-        let change = Change { by: "admin", time: "2026-11-30T00:00:00Z", reason: "stolen" };
+        let change = Change { by: "admin", time: "2026-11-30T00:00:00Z", issue: 1, reason: "stolen" };
         change.revoke(&mut list, "edge-1");
         hub.create(&CONFIG_MAP, list).await.unwrap();
         let lines =

@@ -13,7 +13,7 @@
 //! | `guard` | which loops make progress; systemd's watchdog |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki` | the certificate authority, serving and client certificates |
-//! | `node_command`, `token_command`, `rollout_command` | `kedge-hub node`, `token` and `rollout`: ask the running hub (`asking`) |
+//! | `node_command`, `token_command`, `denied_command`, `rollout_command` | `kedge-hub node`, `token`, `denied` and `rollout`: ask the running hub (`asking`) |
 //! | `flags`, `addresses`, `logging` | the command line, the names and URLs of the hub, the log |
 //! | `bucket`, `files`, `own` | rates, for `server` and `audit`; small durable files; reading JSON that the hub wrote |
 //!
@@ -29,6 +29,7 @@ pub mod ca_command;
 pub mod capacity;
 pub mod controllers;
 pub mod denials;
+pub mod denied_command;
 mod files;
 pub mod flags;
 mod fresh;

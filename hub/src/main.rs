@@ -18,8 +18,8 @@ use kedge_hub::pki::{self, Pki};
 use kedge_hub::probe::Probe;
 use kedge_hub::store::{backup, series};
 use kedge_hub::{
-    Authorities, Hub, VERSION, addresses, ca_command, controllers, denials, guard, kubeconfig_command,
-    logging, node_command, rollout_command, server, token_command,
+    Authorities, Hub, VERSION, addresses, ca_command, controllers, denials, denied_command, guard,
+    kubeconfig_command, logging, node_command, rollout_command, server, token_command,
 };
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
@@ -58,6 +58,7 @@ fn run(command: Command) -> Result<(), String> {
         }
         Command::Token(command) => small_runtime()?
             .block_on(token_command::run(&command, print, |text| eprintln!("kedge-hub: {text}"))),
+        Command::Denied(command) => print(&small_runtime()?.block_on(denied_command::run(&command))?),
         Command::Node(command) => print(&small_runtime()?.block_on(node_command::run(&command))?),
         Command::Ca(command) => print(&small_runtime()?.block_on(ca_command::run(&command))?),
         Command::Rollout(command) => small_runtime()?.block_on(rollout_command::run(&command, print)),
@@ -90,7 +91,7 @@ fn run(command: Command) -> Result<(), String> {
 
 fn restore(options: &Restore) -> Result<(), String> {
     let done = match &options.file {
-        Some(file) => backup::restore(&options.data_dir, file),
+        Some(file) => backup::restore(&options.data_dir, file, options.forget_revocations),
         None => backup::begin_anew(&options.data_dir),
     };
     let done = done.map_err(text)?;
@@ -111,7 +112,13 @@ fn restore(options: &Restore) -> Result<(), String> {
         None => out.push_str("; there was no store\n"),
     }
     for denial in &done.kept {
-        out.push_str(&format!("still denied: {denial}, by the list of this directory\n"));
+        out.push_str(&format!("still denied: {denial}, which the backup did not know\n"));
+    }
+    for denial in &done.back {
+        out.push_str(&format!("denied again: {denial}, whose denial ended after the backup was made\n"));
+    }
+    for token in &done.voided {
+        out.push_str(&format!("void: {token}, for nobody knows whether it was used after the backup\n"));
     }
     print(&out)
 }

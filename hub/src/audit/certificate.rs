@@ -1,9 +1,10 @@
 //! The notes that an audit line carries about a new certificate: enough to find it again and to revoke it.
-//! Also searches a log for a certificate made for a node.
+//! Also searches a log for a certificate made for a node, and for the last act on each node's access.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kedge_api::NODE_USER_PREFIX;
 use kedge_hub_core::value::rfc3339;
@@ -48,6 +49,60 @@ pub(super) fn is_for(node: &str, log: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
+/// A revocation in the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Revoked {
+    pub(crate) by: String,
+    /// RFC 3339; for people.
+    pub(crate) time: String,
+}
+
+/// The last act on the access of each node in these logs, the oldest log first: a revocation, or `None` if the
+/// node was readmitted. A line with the verb `forgets` makes earlier ones count no more.
+pub(super) fn acts(
+    logs: impl Iterator<Item = PathBuf>,
+    forgets: &str,
+) -> io::Result<BTreeMap<String, Option<Revoked>>> {
+    let mut acts = BTreeMap::new();
+    for log in logs {
+        let file = match open_regular(File::options().read(true), &log) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            opened => opened?,
+        };
+        for line in BufReader::new(file.take(MOST_BYTES)).split(b'\n') {
+            let line = line?;
+            let text = String::from_utf8_lossy(&line);
+            // most lines are about other things, so they are not parsed
+            if !["revoke", "readmit", "lift", forgets]
+                .iter()
+                .any(|verb| text.contains(&format!("\"{verb}\"")))
+            {
+                continue;
+            }
+            let line: Value = own::read(text.as_bytes()).unwrap_or_default();
+            let word =
+                |pointer: &str| line.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+            // a request that was refused has another code; one that was interrupted has none, and may have
+            // been carried out
+            let is_done = line["responseStatus"]["code"].as_u64().is_none_or(|code| code < 300);
+            let (verb, node) = (word("/verb"), word("/objectRef/name"));
+            let is_node = word("/objectRef/resource") == "nodes";
+            if verb == forgets {
+                acts.clear();
+            } else if verb == "revoke" && is_node && is_done {
+                let revoked = Revoked { by: word("/user/username"), time: word("/requestReceivedTimestamp") };
+                acts.insert(node, Some(revoked));
+            } else if is_node
+                && (verb == "lift" || verb == "readmit" && line["responseStatus"]["code"] == 200)
+            {
+                // `lift` is a line of the hub's own, without a code
+                acts.insert(node, None);
+            }
+        }
+    }
+    Ok(acts)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,5 +125,43 @@ mod tests {
         }
         assert!(!is_for("edge-3", &folder.join("audit.log.1")).unwrap());
         assert!(is_for("edge-3", folder.path()).is_err(), "what cannot be read is not empty");
+    }
+
+    #[test]
+    fn last_act_on_a_node_counts_by_the_order_of_lines() {
+        let folder = kedge_rig::Scratch::new("hub-audit-acts").unwrap();
+        let line = |verb: &str, resource: &str, name: &str, code: u16, time: &str| {
+            serde_json::json!({"verb": verb, "user": {"username": "admin"}, "requestReceivedTimestamp": time,
+                "objectRef": {"resource": resource, "name": name}, "responseStatus": {"code": code}})
+            .to_string()
+        };
+        let (old, new) = (folder.join("audit.log.1"), folder.join("audit.log"));
+        let lines = [
+            line("revoke", "nodes", "back", 200, "2099"),
+            line("revoke", "nodes", "out", 200, "2099"),
+            line("revoke", "nodes", "refused", 404, "2099"),
+            line("revoke", "pods", "pod", 200, "2099"),
+        ];
+        std::fs::write(&old, lines.join("\n")).unwrap();
+        let lines = [
+            line("readmit", "nodes", "back", 200, "1970"),
+            line("readmit", "nodes", "out", 409, "1970"),
+            line("revoke", "nodes", "late", 200, "1970"),
+            line("revoke", "nodes", "lifted", 200, "1970"),
+            r#"{"verb":"lift","objectRef":{"resource":"nodes","name":"lifted"}}"#.to_owned(),
+            r#"{"verb":"revoke","objectRef":{"resource":"nodes","name":"cut""#.to_owned(),
+        ];
+        std::fs::write(&new, lines.join("\n")).unwrap();
+        let logs = || [folder.join("audit.log.2"), old.clone(), new.clone()].into_iter();
+        let found = acts(logs(), "forget").unwrap();
+        let found: Vec<_> = found.iter().map(|(node, act)| (node.as_str(), act.is_some())).collect();
+        assert_eq!(found, [("back", false), ("late", true), ("lifted", false), ("out", true)]);
+        let lines = format!(
+            "{}\n{}\n",
+            line("forget", "backups", "f", 200, ""),
+            line("revoke", "nodes", "x", 200, "")
+        );
+        std::fs::write(&new, lines).unwrap();
+        assert_eq!(acts(logs(), "forget").unwrap().into_keys().collect::<Vec<_>>(), ["x"]);
     }
 }

@@ -18,6 +18,7 @@ mod folds;
 mod quota;
 mod rotating;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ use folds::{Folded, Folds};
 use quota::{Counts, Quotas, Source, Wanted};
 use rotating::Rotating;
 
-pub(crate) use certificate::certificate_notes;
+pub(crate) use certificate::{Revoked, certificate_notes};
 pub(crate) use class::Class;
 pub(crate) use command::{append_line, try_append_line};
 pub(crate) use entry::{Entry, Note, ObjectRef, Stage};
@@ -371,6 +372,15 @@ impl Audit {
             log::warn!("{lost} lines of the audit log were lost while the disk took none");
         }
     }
+}
+
+/// The last act on the access of each node in the log of a data directory: a revocation, or `None` if the node
+/// was readmitted. A line with the verb `forgets` makes earlier ones count no more. Blocks.
+pub(crate) fn last_acts(data_dir: &Path, forgets: &str) -> io::Result<BTreeMap<String, Option<Revoked>>> {
+    let path = data_dir.join(Class::Administration.budget().file);
+    let mut logs: Vec<_> = rotating::files(&path).collect();
+    logs.reverse();
+    certificate::acts(logs.into_iter(), forgets)
 }
 
 #[cfg(test)]

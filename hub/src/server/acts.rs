@@ -32,7 +32,7 @@ impl Act {
         let is_read = matches!(*method, Method::GET | Method::HEAD);
         match route {
             Route::Target(target) => of_target(target, is_read),
-            Route::Bindings(_) | Route::NodeAccess { .. } => Act::Change,
+            Route::Bindings(_) | Route::NodeAccess { .. } | Route::DenialLift { .. } => Act::Change,
             Route::NodeProxy { .. } | Route::PodProxy { .. } if is_read => Act::Read,
             Route::NodeProxy { .. } | Route::PodProxy { .. } => Act::Command,
             Route::Usage(_) => Act::Read,
@@ -60,6 +60,7 @@ impl Act {
             | Route::OpenIdKeys
             | Route::Nodes
             | Route::Authorities
+            | Route::Denials
             | Route::Rollout { .. }
             | Route::Unserved(_)
             | Route::Unknown => Act::Look,

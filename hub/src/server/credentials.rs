@@ -53,9 +53,9 @@ pub(super) struct Credentials {
     changed: signal::Sender<()>,
     /// The latest valid credential of each node since the hub started.
     nodes: Mutex<HashMap<Box<str>, Arc<Seen>>>,
-    /// The issue time of the newest credential that each node has shown since the hub started, including
+    /// The issue number of the newest credential that each node has shown since the hub started, including
     /// refused ones.
-    issued: Mutex<HashMap<Box<str>, i64>>,
+    issued: Mutex<HashMap<Box<str>, u64>>,
 }
 
 /// The credential that a node last connected with.
@@ -149,11 +149,11 @@ impl Credentials {
         });
     }
 
-    /// Notes when a credential of a node was issued. The number of verified names is limited by the hub's
+    /// Notes the issue number of a node's credential. The number of verified names is limited by the hub's
     /// signatures.
     pub(crate) fn note_issue(&self, identity: &Identity) {
         self.meet(identity);
-        let (Some(node), Some(issued)) = (identity.node(), identity.issued) else { return };
+        let (Some(node), issued) = (identity.node(), identity.issue) else { return };
         let mut newest = self.issued.lock().unwrap_or_else(PoisonError::into_inner);
         match newest.get_mut(node) {
             Some(known) => *known = issued.max(*known),
@@ -161,10 +161,9 @@ impl Credentials {
         }
     }
 
-    /// Issue time of the newest credential that a node has shown since the hub started, Unix time in
-    /// microseconds.
-    pub(super) fn newest_issue(&self, node: &str) -> Option<i64> {
-        self.issued.lock().unwrap_or_else(PoisonError::into_inner).get(node).copied()
+    /// Issue number of the newest credential that a node has shown since the hub started.
+    pub(super) fn newest_issue(&self, node: &str) -> u64 {
+        self.issued.lock().unwrap_or_else(PoisonError::into_inner).get(node).copied().unwrap_or(0)
     }
 
     /// The credential that a node last connected with.

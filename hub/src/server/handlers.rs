@@ -36,6 +36,7 @@ use kedge_hub_core::continue_token::ContinueToken;
 use kedge_hub_core::controllers::daemon_sets;
 use kedge_hub_core::decode::{self, FieldValidation};
 use kedge_hub_core::field_error::FieldError;
+use kedge_hub_core::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE};
 use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::kinds::{self, DAEMON_SET, Kind};
 use kedge_hub_core::object::Object;
@@ -166,6 +167,17 @@ async fn answer(
             audit(&context, verb.name(), &target, &mut outcome);
             outcome
         }
+        Route::DenialLift { key } => {
+            let mut outcome = lift(&context, &key).await;
+            let target = Target {
+                kind: &kinds::CONFIG_MAP,
+                namespace: DENY_LIST_NAMESPACE.to_owned(),
+                name: DENY_LIST_NAME.to_owned(),
+                subresource: String::new(),
+            };
+            audit(&context, "update", &target, &mut outcome);
+            outcome
+        }
         route => {
             // all other paths are authorized as such, before it shows which of them exist
             authorize_path(&context)?;
@@ -202,6 +214,15 @@ async fn node_access(
         return Err(ApiError::method_not_allowed());
     }
     node_access::change(context, node, verb, &body.read().await?).await
+}
+
+/// `POST /kedge/denials/KEY/lift`.
+async fn lift(context: &RequestContext<'_>, key: &str) -> Result<Response<Body>, ApiError> {
+    authorize_path(context)?;
+    if context.parts.method != Method::POST {
+        return Err(ApiError::method_not_allowed());
+    }
+    node_access::lift(context, key).await
 }
 
 /// `POST` to `bindings` of a namespace: the body names the pod.
@@ -341,6 +362,7 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         Route::Metrics => Ok(health::metrics(context.server)),
         Route::Nodes => Ok(node_access::list(context)),
         Route::Authorities => Ok(authorities::answer(context)),
+        Route::Denials => Ok(node_access::denials(context)),
         Route::Rollout { namespace, name } => {
             let (hub, now) = (&context.server.hub, time::OffsetDateTime::now_utc());
             let found = daemon_sets::view(&**hub, hub.rollout_defaults(), (&namespace, &name), now);
@@ -359,6 +381,7 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         | Route::TokenReview
         | Route::Bindings(_)
         | Route::NodeAccess { .. }
+        | Route::DenialLift { .. }
         | Route::NodeProxy { .. }
         | Route::PodProxy { .. }
         | Route::Usage(_)
@@ -626,8 +649,15 @@ async fn write(
         context.trail.dry_run();
     }
     let author = context.author();
-    let options =
-        WriteOptions { dry_run, admit: &admit, asked: &asked, owner, limited, requires: &[], author };
+    let options = WriteOptions {
+        dry_run,
+        admit: &admit,
+        asked: &asked,
+        owner,
+        limited,
+        author,
+        ..WriteOptions::internal()
+    };
     match verb {
         "delete" => delete(context, target, writer, body, options).await,
         _ => change(context, verb, target, part, writer, body, &options).await,

@@ -1,7 +1,7 @@
 //! The nodes that may connect: the list of nodes with their credentials, revoking one, and readmitting it.
 //!
-//! Owns: `GET /kedge/nodes` and `POST /kedge/nodes/NAME/revoke|readmit`, for administrators: the other side
-//! of `kedge-hub node`. Always holds: the entry in the deny list is durable before anything else happens and
+//! Owns: `GET /kedge/nodes`, `POST /kedge/nodes/NAME/revoke|readmit`, `GET /kedge/denials` and `POST
+//! /kedge/denials/KEY/lift`, for administrators: the other side of `kedge-hub node` and `kedge-hub denied`. Always holds: the entry in the deny list is durable before anything else happens and
 //! before the answer; the Node object stays, with an annotation and an event that explain it. Left to others:
 //! the meaning of an entry (`kedge_hub_core::identity::denied`).
 
@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use http::Response;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
 use super::context::RequestContext;
 use super::respond::{self, Body};
@@ -22,9 +21,7 @@ use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::decode;
 use kedge_hub_core::identity::Identity;
-use kedge_hub_core::identity::denied::{
-    Change, DENY_LIST_NAME, DENY_LIST_NAMESPACE, explanation, readmission_time,
-};
+use kedge_hub_core::identity::denied::{self, Change, DENY_LIST_NAME, DENY_LIST_NAMESPACE, explanation};
 use kedge_hub_core::kinds::{CONFIG_MAP, EVENT, LEASE, NODE};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::{Part, Place, WriteOptions};
@@ -112,32 +109,20 @@ pub(super) async fn change(
     }
     let by = context.identity.as_ref().map_or("", |identity: &Identity| &identity.user);
     let reason = text(&body, &["reason"]);
-    let (time, now) = (now_text(), OffsetDateTime::now_utc());
-    let stamp = |at: OffsetDateTime| at.format(&Rfc3339).unwrap_or_else(|_| time.clone());
-    let newest_issue = context.server.credentials.newest_issue(node);
-    let Before { entry: before, ahead } = enter(context, |config_map| {
+    let time = now_text();
+    let issue = take_number(context, node, verb).await?;
+    let change = Change { by, time: &time, issue, reason };
+    let before = enter(context, |config_map| {
         let entry = explanation(config_map, node);
-        let mut ahead = None;
         match verb {
-            AccessVerb::Revoke => Change { by, time: &stamp(now), reason }.revoke(config_map, node),
+            AccessVerb::Revoke => change.revoke(config_map, node),
             AccessVerb::Readmit if entry.is_null() => {}
-            AccessVerb::Readmit if same => Change { by, time: &stamp(now), reason }.forget(config_map, node),
-            AccessVerb::Readmit => match readmission_time(config_map, node, now, newest_issue) {
-                Ok(since) => Change { by, time: &stamp(since), reason }.readmit(config_map, node),
-                Err(told) => ahead = Some(told),
-            },
+            AccessVerb::Readmit if same => change.forget(config_map, node),
+            AccessVerb::Readmit => change.readmit(config_map, node),
         }
-        Before { entry, ahead }
+        entry
     })
     .await?;
-    if let Some(told) = ahead {
-        let why = format!(
-            "its entry in the deny list is of {}, and the hub's clock shows {time}: set the clock of the hub first, or a stolen \
-             credential would count again",
-            rfc3339(told)
-        );
-        return Err(ApiError::conflict_because(&NODE, node, &why));
-    }
     if verb == AccessVerb::Readmit && before.is_null() {
         return Err(ApiError {
             message: format!("node {node:?} is not revoked"),
@@ -176,13 +161,55 @@ async fn is_known(context: &RequestContext<'_>, node: &str) -> bool {
     tokio::task::spawn_blocking(looked).await.unwrap_or(true)
 }
 
-/// A node's entry before a change.
-#[derive(Default)]
-struct Before {
-    /// Null if there is none.
-    entry: Value,
-    /// The entry's time, if the hub's clock is behind it: then nothing was changed.
-    ahead: Option<OffsetDateTime>,
+/// Takes the issue number of a change: greater than those of all credentials so far. A revocation that finds
+/// none on a full disk does with the highest one.
+async fn take_number(context: &RequestContext<'_>, node: &str, verb: AccessVerb) -> Result<u64, ApiError> {
+    let hub = Arc::clone(&context.server.hub);
+    // a credential of before this directory was replaced by an older copy may have shown a greater number
+    let newest = context.server.credentials.newest_issue(node);
+    let take = move || {
+        let numbers = hub.issue_numbers();
+        let taken = numbers.meet(newest).and_then(|_| numbers.take());
+        hub.note_issued();
+        (taken, numbers.highest())
+    };
+    let (taken, highest) =
+        tokio::task::spawn_blocking(take).await.map_err(|_| ApiError::internal("the counter failed"))?;
+    match (taken, verb) {
+        (Ok(number), _) => Ok(number),
+        (Err(error), AccessVerb::Revoke) => {
+            log::warn!("node {node:?} is revoked without an issue number of its own: {error}");
+            Ok(highest)
+        }
+        (Err(error), AccessVerb::Readmit) => {
+            Err(ApiError::internal(format!("cannot take an issue number: {error}")))
+        }
+    }
+}
+
+/// The entries of the deny list.
+pub(super) fn denials(context: &RequestContext<'_>) -> Response<Body> {
+    let hub = &context.server.hub;
+    let list = hub.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
+    let list = list.map_or(Value::Null, |found| found.value());
+    let entries: Vec<Value> = denied::keys(&list)
+        .map(|(map, key)| json!({"entry": key, "explanation": denied::explained(&list[map][key])}))
+        .collect();
+    respond::json(200, &json!({"denials": entries}))
+}
+
+/// Ends one denial, by its entry in the list.
+pub(super) async fn lift(context: &RequestContext<'_>, key: &str) -> Result<Response<Body>, ApiError> {
+    if enter(context, |config_map| denied::lift(config_map, key)).await?.is_none() {
+        return Err(ApiError {
+            message: format!("the deny list has no entry {key:?}; see kedge-hub denied list"),
+            ..ApiError::not_found(&CONFIG_MAP, key)
+        });
+    }
+    let by = context.identity.as_ref().map_or("", |identity: &Identity| &identity.user);
+    let message = format!("{by} lifted the denial {key}: its credentials count again");
+    log::warn!("{message}");
+    Ok(respond::json(200, &json!({"entry": key, "message": message})))
 }
 
 /// Changes the deny list, creating it if missing; returns the result of `edit`.
@@ -192,8 +219,7 @@ async fn enter<T: Send + Default>(
 ) -> Result<T, ApiError> {
     let hub = &context.server.hub;
     if hub.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME).is_none() {
-        let empty = json!({"metadata": {"name": DENY_LIST_NAME, "namespace": DENY_LIST_NAMESPACE}});
-        match hub.create(&CONFIG_MAP, empty).await {
+        match hub.create(&CONFIG_MAP, denied::empty_list()).await {
             Err(error) if error.reason != "AlreadyExists" => return Err(error),
             _ => {}
         }
@@ -201,7 +227,7 @@ async fn enter<T: Send + Default>(
     let found = Mutex::new(T::default());
     // an administrator who was revoked meanwhile changes nothing
     let admit = |_: Option<&Value>, _: &Value| context.identity_now().map(drop);
-    let options = WriteOptions { admit: &admit, ..WriteOptions::internal() };
+    let options = WriteOptions { admit: &admit, lifts_denials: true, ..WriteOptions::internal() };
     let place = Place { kind: &CONFIG_MAP, namespace: DENY_LIST_NAMESPACE, name: DENY_LIST_NAME };
     let compute = |_: &Object, mut config_map: Value| {
         *found.lock().unwrap_or_else(PoisonError::into_inner) = edit(&mut config_map);

@@ -54,6 +54,10 @@ pub(super) enum Route {
     Nodes,
     /// `/kedge/authorities`: the certificate authorities, and which nodes trust them.
     Authorities,
+    /// `/kedge/denials`: the deny list.
+    Denials,
+    /// `/kedge/denials/KEY/lift`: ends one denial.
+    DenialLift { key: String },
     /// `/kedge/nodes/NAME/revoke` and `readmit`.
     NodeAccess { node: String, verb: AccessVerb },
     /// `/api/v1/nodes/NAME/proxy/...`: a request to the node's own API.
@@ -161,6 +165,8 @@ pub(super) fn parse(path: &str) -> Route {
         ["kedge", "rollouts", namespace, name] => {
             Route::Rollout { namespace: (*namespace).to_owned(), name: (*name).to_owned() }
         }
+        ["kedge", "denials"] => Route::Denials,
+        ["kedge", "denials", key, "lift"] => Route::DenialLift { key: (*key).to_owned() },
         ["kedge", "nodes", node, "revoke"] => node_access(node, AccessVerb::Revoke),
         ["kedge", "nodes", node, "readmit"] => node_access(node, AccessVerb::Readmit),
         _ => Route::Unknown,
@@ -363,6 +369,9 @@ mod tests {
         check("/kedge/nodes/a/revoke", "NodeAccess { node: \"a\", verb: Revoke }");
         check("/kedge/nodes/a/readmit", "NodeAccess { node: \"a\", verb: Readmit }");
         check("/kedge/nodes/a", "Unknown");
+        check("/kedge/denials", "Denials");
+        check("/kedge/denials/user.a/lift", "DenialLift { key: \"user.a\" }");
+        check("/kedge/denials/user.a", "Unknown");
         check("/kedge/rollouts/n/d", "Rollout { namespace: \"n\", name: \"d\" }");
         check("/kedge/rollouts/d", "Unknown");
         check("/", "Index");

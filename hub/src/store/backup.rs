@@ -5,8 +5,9 @@
 //! absent, and ends with the SHA-256 of the bytes before it. Restoring needs the hub to be stopped (the
 //! directory's lock ensures that), reads every object and key before any change, keeps the old store as
 //! `state.db.before-restore`, and raises the revision above all that were handed out: so clients that watched
-//! the old state must list again, and no version is ever used twice. Nodes that the directory denied before
-//! stay denied. Renewals of the last seconds may be missing, as after a crash. Left to others: the file
+//! the old state must list again, and no version is ever used twice; the issue number likewise. Who is denied
+//! stays denied: by the backup, by the directory, or by the last act in its audit log. Bootstrap tokens of the
+//! backup are void: nobody knows which of them were used. Renewals of the last seconds may be missing, as after a crash. Left to others: the file
 //! format (`sqlite`), the checksum (`trailer`).
 
 use std::fs::{self, File};
@@ -24,11 +25,11 @@ use kedge_hub_core::state::RAISE as RAISE_UNKNOWN;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use serde_json::{Value, json};
 
-use crate::audit::{Note, ObjectRef, try_append_line};
+use crate::audit::{Note, ObjectRef, last_acts, try_append_line};
 use crate::files::{self, open_regular};
 use crate::fresh::fresh;
 use crate::own;
-use crate::pki;
+use crate::pki::{self, IssueNumbers, issue_numbers};
 
 use super::marker::{Known, Marker};
 use super::sqlite::{
@@ -43,6 +44,12 @@ const BUSY: Duration = Duration::from_secs(10);
 const UNKNOWN_RAISE: i64 = RAISE_UNKNOWN.cast_signed();
 /// Raise of the revision if that is known.
 const RAISE: i64 = 1;
+/// Key of the highest issue number, in a backup alone.
+const ISSUED: &str = "issued";
+/// Type of the Secrets that are bootstrap tokens, and their namespace.
+const BOOTSTRAP_TOKEN: (&str, &str) = ("bootstrap.kubernetes.io/token", "kube-system");
+/// Verb of the line in the audit log after which earlier revocations count no more.
+const FORGETS: &str = "forget-revocations";
 /// The file in which a restore keeps the store that it replaces.
 const KEPT: &str = "state.db.before-restore";
 
@@ -73,8 +80,12 @@ pub struct Restored {
     pub reserved: Spaces<i64>,
     /// The SHA-256 in the backup; `None` if an older hub made it, or it is a plain copy of a store.
     pub digest: Option<String>,
-    /// Denials of the directory that the backup did not have.
+    /// Denials that the backup did not have, by the directory's own list or its audit log.
     pub kept: Vec<Denial>,
+    /// Denials of the backup that had ended in this directory.
+    pub back: Vec<Denial>,
+    /// Names of bootstrap tokens that the backup had, and which are void.
+    pub voided: Vec<String>,
     /// The path of the replaced store.
     pub before: Option<PathBuf>,
 }
@@ -160,6 +171,12 @@ fn copy(data_dir: &Path, from: &Path, part: &Path) -> Result<Content, OpenError>
         copy.execute("INSERT INTO keys VALUES (?1, ?2)", params![name, content])
             .map_err(engine("write", part))?;
     }
+    let issued = crate::pki::issue_numbers::read(data_dir).map_err(|error| wrong(data_dir, error))?;
+    copy.execute(
+        "INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)",
+        params![ISSUED, issued.cast_signed()],
+    )
+    .map_err(engine("write", part))?;
     let judged = judge(&copy, part).map_err(|fault| match fault {
         Fault::TooNew(version) => OpenError::TooNew(from.to_owned(), version),
         Fault::Foreign(what) | Fault::Damaged(what) => OpenError::Damaged(from.to_owned(), what),
@@ -194,6 +211,8 @@ struct Judged {
     version: i64,
     /// The deny list, null without one.
     list: Value,
+    /// The highest issue number; 0 if an older hub made it, or it is a plain copy.
+    issued: u64,
 }
 
 /// Checks that this is a complete store of a known version, in which every object can be read as a start
@@ -244,7 +263,8 @@ fn judge(store: &Connection, path: &Path) -> Result<Judged, Fault> {
         return Err(Fault::Damaged(bad));
     }
     let reserved = reserved(store).map_err(unreadable)?.unwrap_or_default();
-    Ok(Judged { content: Content { objects, reserved }, version, list })
+    let issued = mark(store, ISSUED).map_err(unreadable)?.unwrap_or(0).cast_unsigned();
+    Ok(Judged { content: Content { objects, reserved }, version, list, issued })
 }
 
 /// The reserved marks. A store from before Leases had a mark of their own has one for both.
@@ -299,24 +319,44 @@ fn inspect(from: &Path) -> Result<Source, OpenError> {
     Ok(Source { judged, keys, sealed })
 }
 
-/// Replaces the store of a data directory by a backup. The hub must be stopped.
+/// Replaces the store of a data directory by a backup. The hub must be stopped. `forget`: only the backup's
+/// own denials count.
 ///
 /// # Errors
 /// The hub runs, the file is not a valid backup, or it is of a hub with another certificate authority.
 /// Nothing was changed then.
-pub fn restore(data_dir: &Path, from: &Path) -> Result<Restored, OpenError> {
+pub fn restore(data_dir: &Path, from: &Path, forget: bool) -> Result<Restored, OpenError> {
     let Source { judged, keys, sealed } = inspect(from)?;
     let lock = Arc::new(lock(data_dir)?);
     let keys = keys_to_write(data_dir, keys)?;
     let before = Before::of(data_dir)?;
     let reserved = before.raised(judged.content.reserved);
-    let mut list = judged.list;
-    let kept = denied::unite(&mut list, &before.denied);
+    let of_backup = judged.list;
+    let mut list = of_backup.clone();
+    if !forget {
+        denied::unite(&mut list, &before.denied);
+        deny_by_log(data_dir, &mut list, judged.issued)?;
+    }
+    let denials = |lifted: Vec<denied::Lifted>| lifted.into_iter().map(|one| one.denial).collect::<Vec<_>>();
+    let kept = denials(denied::lifted(&list, &of_backup));
+    let back = match before.is_known {
+        true => denials(denied::lifted(&list, &before.denied)),
+        false => Vec::new(),
+    };
+    // before anything is replaced: a number too many harms nobody
+    let numbers = IssueNumbers::open(data_dir).map_err(|error| wrong(data_dir, error))?;
+    let above = numbers.refreshed().max(judged.issued).saturating_add(issue_numbers::RAISE);
+    numbers.raise_to(above).map_err(|error| wrong(data_dir, error))?;
     let part = data_dir.join("state.db.restoring");
     let length = sealed.as_ref().map(|sealed| sealed.content_bytes);
-    prepare(from, &part, length)?;
-    let list = (!kept.is_empty()).then_some(list);
-    let known = finish(lock, data_dir, &part, &before, reserved, list)?;
+    let voided = prepare(from, &part, length)?;
+    let list = (list != of_backup).then_some(list);
+    let mut known = finish(lock, data_dir, &part, &before, reserved, list)?;
+    known.issued = above;
+    known.restored = known.reserved.common;
+    if !forget {
+        known.ended = before.ended();
+    }
     for (name, content) in &keys {
         write_key(data_dir, name, content)?;
     }
@@ -324,8 +364,11 @@ pub fn restore(data_dir: &Path, from: &Path) -> Result<Restored, OpenError> {
     before.marker.replace(known).map_err(|error| wrong(before.marker.path(), error))?;
     let objects = judged.content.objects;
     note(data_dir, "restore", from, objects);
+    if forget {
+        note(data_dir, FORGETS, from, objects);
+    }
     let digest = sealed.map(|sealed| sealed.found);
-    Ok(Restored { objects, reserved, digest, kept, before: moved })
+    Ok(Restored { objects, reserved, digest, kept, back, voided, before: moved })
 }
 
 /// Replaces the store of a data directory by an empty one, which keeps the denials. The hub must be stopped.
@@ -344,11 +387,13 @@ pub fn begin_anew(data_dir: &Path) -> Result<Restored, OpenError> {
     let mut list = Value::Null;
     let kept = denied::unite(&mut list, &before.denied);
     let list = (!kept.is_empty()).then_some(list);
-    let known = finish(lock, data_dir, &part, &before, reserved, list)?;
+    let mut known = finish(lock, data_dir, &part, &before, reserved, list)?;
+    known.issued = crate::pki::issue_numbers::read(data_dir).map_err(|error| wrong(data_dir, error))?;
     let moved = replace(data_dir, &part)?;
     before.marker.replace(known).map_err(|error| wrong(before.marker.path(), error))?;
     note(data_dir, "restore", Path::new("--empty"), 0);
-    Ok(Restored { objects: 0, reserved, digest: None, kept, before: moved })
+    let (back, voided) = (Vec::new(), Vec::new());
+    Ok(Restored { objects: 0, reserved, digest: None, kept, back, voided, before: moved })
 }
 
 /// The facts about a directory before its store is replaced.
@@ -359,6 +404,8 @@ struct Before {
     handed_out: Option<Spaces<i64>>,
     /// The denials in the store or the marker.
     denied: Value,
+    /// Whether the directory had a list, or is known to have had none.
+    is_known: bool,
 }
 
 impl Before {
@@ -379,10 +426,16 @@ impl Before {
         };
         let mut denied = present.as_ref().map_or(Value::Null, |(_, _, list)| denied::maps(list));
         if let Some(known) = &known {
-            denied::unite(&mut denied, &known.denied());
+            denied::unite(&mut denied, &known.list);
         }
+        let is_known = known.is_some() || present.is_some();
         let id = known.map(|known| known.id).or_else(|| present.and_then(|(_, id, _)| id));
-        Ok(Before { marker, id, handed_out, denied })
+        Ok(Before { marker, id, handed_out, denied, is_known })
+    }
+
+    /// Denials that a command ended, and whose end nobody was told yet.
+    fn ended(&self) -> Value {
+        self.marker.known().map_or(Value::Null, |known| known.ended)
     }
 
     /// Revisions above all that were handed out, by this directory's hub or by the one that made a backup
@@ -467,8 +520,9 @@ fn clear(part: &Path) {
     }
 }
 
-/// Copies a backup, without its checksum, into a file that only the hub may read.
-fn prepare(from: &Path, part: &Path, length: Option<u64>) -> Result<(), OpenError> {
+/// Copies a backup, without its checksum and its bootstrap tokens, into a file that only the hub may read.
+/// Returns the names of those tokens' Secrets.
+fn prepare(from: &Path, part: &Path, length: Option<u64>) -> Result<Vec<String>, OpenError> {
     clear(part);
     let bytes = |error| wrong(part, error);
     let mut file = File::options().create_new(true).write(true).mode(0o600).open(part).map_err(bytes)?;
@@ -476,7 +530,44 @@ fn prepare(from: &Path, part: &Path, length: Option<u64>) -> Result<(), OpenErro
     std::io::copy(&mut source.take(length.unwrap_or(u64::MAX)), &mut file).map_err(bytes)?;
     drop(file);
     let store = open(part, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-    store.execute_batch("DROP TABLE IF EXISTS keys").map_err(engine("write", part))
+    store.execute_batch("DROP TABLE IF EXISTS keys").map_err(engine("write", part))?;
+    store.execute("DELETE FROM meta WHERE key = ?1", [ISSUED]).map_err(engine("write", part))?;
+    let tokens = bootstrap_tokens(&store).map_err(engine("read", part))?;
+    for name in &tokens {
+        let sql = "DELETE FROM objects WHERE resource = 'secrets' AND namespace = ?1 AND name = ?2";
+        store.execute(sql, params![BOOTSTRAP_TOKEN.1, name]).map_err(engine("write", part))?;
+    }
+    Ok(tokens)
+}
+
+/// The names of the Secrets that are bootstrap tokens.
+fn bootstrap_tokens(store: &Connection) -> rusqlite::Result<Vec<String>> {
+    let sql = "SELECT name, json FROM objects WHERE resource = 'secrets' AND namespace = ?1";
+    let mut statement = store.prepare(sql)?;
+    let rows = statement
+        .query_map([BOOTSTRAP_TOKEN.1], |row| Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?)))?;
+    let mut tokens = Vec::new();
+    for row in rows {
+        let (name, json) = row?;
+        if own::read(&json).is_ok_and(|secret| secret["type"] == BOOTSTRAP_TOKEN.0) {
+            tokens.push(name);
+        }
+    }
+    Ok(tokens)
+}
+
+/// Denies the nodes whose last act in the audit log is a revocation: for a directory whose store and marker
+/// are lost. The order of the lines counts, not their times.
+fn deny_by_log(data_dir: &Path, list: &mut Value, issue: u64) -> Result<(), OpenError> {
+    let acts = last_acts(data_dir, FORGETS).map_err(|error| wrong(data_dir, error))?;
+    for (node, revoked) in acts.into_iter().filter_map(|(node, act)| Some((node, act?))) {
+        if !denied::DenyList::read(list).is_revoked(&node) {
+            let change =
+                denied::Change { by: &revoked.by, time: &revoked.time, issue, reason: "by the audit log" };
+            change.revoke(list, &node);
+        }
+    }
+    Ok(())
 }
 
 /// Makes a new store of a file, or an empty one if it does not exist: in the present format, with these
@@ -606,9 +697,9 @@ mod tests {
         assert_eq!(content.content, Content { objects: 1, reserved: Spaces::both(100) });
         assert!(backup(&data, &file).unwrap_err().to_string().contains("exists already"));
         store.commit(&[put("b", 300)], Some(Spaces::both(400))).unwrap();
-        assert!(matches!(restore(&data, &file), Err(OpenError::Locked(_))), "the hub runs");
+        assert!(matches!(restore(&data, &file, false), Err(OpenError::Locked(_))), "the hub runs");
         drop(store);
-        assert_eq!(restore(&data, &file).unwrap().reserved, Spaces::both(401));
+        assert_eq!(restore(&data, &file, false).unwrap().reserved, Spaces::both(401));
         let (names, marks) = found(&data);
         assert_eq!(
             (names, marks),
@@ -625,7 +716,7 @@ mod tests {
         }
         // and into an empty directory
         let other = folder.join("other");
-        restore(&other, &file).unwrap();
+        restore(&other, &file, false).unwrap();
         assert_eq!(found(&other).0, ["a"]);
     }
 
@@ -640,7 +731,7 @@ mod tests {
         store.commit(&[put("b", 90_000)], Some(Spaces::both(100_000))).unwrap();
         drop(store);
         let check = |directory: &Path| {
-            let reserved = restore(directory, &file).unwrap().reserved;
+            let reserved = restore(directory, &file, false).unwrap().reserved;
             assert_eq!(reserved, Spaces::both(100 + UNKNOWN_RAISE));
             assert_eq!(found(directory).1.common.reserved, reserved.common.cast_unsigned());
             assert_eq!(found(directory).1.leases.reserved, reserved.leases.cast_unsigned());
@@ -664,7 +755,7 @@ mod tests {
         backup(&data, &file).unwrap();
         fs::write(data.join("state.db"), vec![7; 9000]).unwrap();
         assert!(matches!(Sqlite::open(&data), Err(OpenError::Damaged(..))));
-        assert!(restore(&data, &file).unwrap().reserved.leases > UNKNOWN_RAISE);
+        assert!(restore(&data, &file, false).unwrap().reserved.leases > UNKNOWN_RAISE);
         assert_eq!(found(&data).0, ["a"]);
     }
 
@@ -679,20 +770,20 @@ mod tests {
             Content { objects: 60, reserved: Spaces::both(900) }
         );
         drop(hub);
-        assert!(restore(&data, &file).unwrap().reserved.common > 900);
+        assert!(restore(&data, &file, false).unwrap().reserved.common > 900);
         let (names, marks) = found(&data);
         assert_eq!((names.len(), marks.common.clean), (60, None));
         assert!(marks.common.reserved > 900 && marks.leases.reserved > 900);
         // over a store that has changed since
         assert_eq!(found(&old).0.len(), 60);
-        restore(&old, &file).unwrap();
+        restore(&old, &file, false).unwrap();
         assert_eq!(found(&old).0.len(), 60);
         let sealed = trailer::read(&File::open(&file).unwrap()).unwrap().unwrap();
         File::options().write(true).open(&file).unwrap().set_len(sealed.content_bytes).unwrap();
         let newer = Connection::open(&file).unwrap();
         newer.execute("UPDATE meta SET value = ?1 WHERE key = 'schema'", [SCHEMA_VERSION + 1]).unwrap();
         drop(newer);
-        assert!(matches!(restore(&data, &file), Err(OpenError::TooNew(_, 5))));
+        assert!(matches!(restore(&data, &file, false), Err(OpenError::TooNew(_, 5))));
         assert_eq!(found(&data).0.len(), 60);
     }
 
@@ -718,15 +809,15 @@ mod tests {
         let made = backup(&data, &file).unwrap();
         let other = folder.join("other");
         flips(&file, |at| {
-            let refused = restore(&other, &file).unwrap_err().to_string();
+            let refused = restore(&other, &file, false).unwrap_err().to_string();
             assert!(refused.contains("nothing was changed"), "byte {at}: {refused}");
         });
         assert!(!other.exists(), "nothing was made");
-        assert_eq!(restore(&other, &file).unwrap().digest, Some(made.digest));
+        assert_eq!(restore(&other, &file, false).unwrap().digest, Some(made.digest));
         // without its last line it is not accepted as the backup of an older hub
         let whole = fs::read(&file).unwrap();
         fs::write(&file, &whole[..whole.len() - 90]).unwrap();
-        assert!(restore(&other, &file).unwrap_err().to_string().contains("cut short"));
+        assert!(restore(&other, &file, false).unwrap_err().to_string().contains("cut short"));
     }
 
     #[test]
@@ -737,7 +828,7 @@ mod tests {
         store.commit(&[put("a", 5)], Some(Spaces::both(100))).unwrap();
         drop(store);
         fs::copy(data.join("state.db"), folder.join("copy")).unwrap();
-        let done = restore(&folder.join("other"), &folder.join("copy")).unwrap();
+        let done = restore(&folder.join("other"), &folder.join("copy"), false).unwrap();
         assert_eq!((done.digest, done.objects, done.before), (None, 1, None));
     }
 
@@ -760,7 +851,7 @@ mod tests {
             ("pipe", "named pipe"),
             ("missing", "No such file"),
         ] {
-            let refused = restore(&folder.join("data"), &file(name)).unwrap_err().to_string();
+            let refused = restore(&folder.join("data"), &file(name), false).unwrap_err().to_string();
             assert!(refused.contains(expect) && refused.contains("nothing was changed"), "{name}: {refused}");
             assert!(!refused.contains("save what is left"), "{name}: {refused}");
         }
@@ -774,7 +865,7 @@ mod tests {
         fs::create_dir_all(data.join("pki")).unwrap();
         fs::write(data.join("pki/ca.pem"), "no key").unwrap();
         backup(&data, &file).unwrap();
-        let refused = restore(&folder.join("other"), &file).unwrap_err().to_string();
+        let refused = restore(&folder.join("other"), &file, false).unwrap_err().to_string();
         assert!(refused.contains("pki/ca.pem") && refused.contains("nothing was changed"), "{refused}");
         assert!(!folder.join("other").exists());
     }
@@ -825,7 +916,7 @@ mod tests {
         run(&data, &[put("a", 5), put_list(&denying(&["edge-1"]), 6)], 100);
         backup(&data, &file).unwrap();
         run(&data, &[put_list(&denying(&["edge-2"]), 7)], 200);
-        let done = restore(&data, &file).unwrap();
+        let done = restore(&data, &file, false).unwrap();
         assert_eq!(done.kept, [Denial::Node("edge-2".to_owned())]);
         assert_eq!(done.before, Some(data.join(KEPT)));
         let both = vec!["node \"edge-1\"".to_owned(), "node \"edge-2\"".to_owned()];
@@ -833,12 +924,12 @@ mod tests {
         // the store is lost, and its denials are known all the same
         run(&data, &[put_list(&denying(&["edge-1", "edge-2", "edge-3"]), 300)], 400);
         fs::write(data.join("state.db"), "").unwrap();
-        let done = restore(&data, &file).unwrap();
+        let done = restore(&data, &file, false).unwrap();
         assert_eq!(done.kept.len(), 2);
         assert_eq!(done.reserved, Spaces::both(401), "the marker tells what was handed out");
         assert_eq!(denied_in(&data).0.len(), 3);
         // a second restore removes no denial
-        assert_eq!(restore(&data, &file).unwrap().kept.len(), 2);
+        assert_eq!(restore(&data, &file, false).unwrap().kept.len(), 2);
     }
 
     #[test]
@@ -873,7 +964,7 @@ mod tests {
         torn.truncate(bytes.len() / 2);
         for bad in [&b""[..], &b"no database"[..], &torn] {
             fs::write(&file, bad).unwrap();
-            assert!(restore(&data, &file).is_err(), "{} bytes", bad.len());
+            assert!(restore(&data, &file, false).is_err(), "{} bytes", bad.len());
             assert_eq!(found(&data).0, ["a"]);
         }
         let make_keys = |directory: &Path| {
@@ -887,10 +978,15 @@ mod tests {
         let others = folder.join("others");
         fs::create_dir(&others).unwrap();
         make_keys(&others);
-        assert!(restore(&others, &keyed).unwrap_err().to_string().contains("another certificate authority"));
+        assert!(
+            restore(&others, &keyed, false)
+                .unwrap_err()
+                .to_string()
+                .contains("another certificate authority")
+        );
         fs::remove_dir_all(data.join("pki")).unwrap();
         fs::remove_file(data.join("ca.crt")).unwrap();
-        restore(&data, &keyed).unwrap();
+        restore(&data, &keyed, false).unwrap();
         assert_eq!(["pki/ca.pem", "ca.crt"].map(|name| fs::read(data.join(name)).unwrap()), own);
         // a backup of before a replacement of the authority goes into the directory of after it
         pki::step(&data, pki::Step::New).unwrap();
@@ -900,12 +996,12 @@ mod tests {
         let newer = read(&data);
         let later = folder.join("later");
         backup(&data, &later).unwrap();
-        restore(&data, &keyed).unwrap();
+        restore(&data, &keyed, false).unwrap();
         assert_eq!(read(&data), newer);
         // and all authorities of a backup into an empty one
         let empty = folder.join("empty");
         fs::create_dir(&empty).unwrap();
-        restore(&empty, &later).unwrap();
+        restore(&empty, &later, false).unwrap();
         assert_eq!(read(&empty), newer);
     }
 }

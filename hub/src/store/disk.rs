@@ -379,7 +379,7 @@ impl DiskStore {
         let mut known = known.unwrap_or_else(|| Known { id, ..Known::default() });
         known.reserved = Spaces { common: found.marks.common.reserved, leases: found.marks.leases.reserved };
         let (revision, list) = found.list.unwrap_or_default();
-        known.note_list(revision, &list);
+        known.meet_list(revision, &list);
         self.marker.adopt(known);
         Ok(())
     }

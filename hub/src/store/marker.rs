@@ -3,8 +3,9 @@
 //!
 //! A missing, empty or old store cannot be recognized as such by itself; the hub recognizes it by this file.
 //! Always holds: the marker is written after the store, so a store that is older than the marker is not the
-//! one that was here; denials stay in it until their end was explained (`denials`), so that neither a crash
-//! nor a lost store removes one silently. A failed write of the marker stops nothing; it is repeated with the
+//! one that was here; a start puts denials that the store lacks back into it, and those that a command ended
+//! stay here until their end was explained (`denials`), so that neither a crash nor a lost or exchanged store
+//! removes one. A failed write of the marker stops nothing; it is repeated with the
 //! next change. Left to others: the decision whether a hub may start on a store (`disk`), replacing the store
 //! (`backup`).
 
@@ -42,6 +43,8 @@ pub struct Known {
     pub ended: Value,
     /// The highest issue number that is known to be handed out; 0 in a marker of an older hub.
     pub issued: u64,
+    /// The id of a restore whose Nodes are still to be marked; 0 without one.
+    pub restored: u64,
 }
 
 impl Known {
@@ -55,6 +58,14 @@ impl Known {
         denied::forget(&mut gone, &present);
         denied::unite_gone(&mut self.ended, &gone);
         denied::forget(&mut self.ended, &present);
+    }
+
+    /// Takes over the list of a store that was opened. Denials that it lacks stay known: only a command ends
+    /// one.
+    pub fn meet_list(&mut self, revision: u64, list: &Value) {
+        let mut united = denied::maps(list);
+        denied::unite(&mut united, &self.list);
+        self.note_list(revision, &united);
     }
 
     /// The denials in force, and those that ended a moment ago.
@@ -72,7 +83,7 @@ impl Known {
     fn text(&self) -> String {
         let Spaces { common, leases } = self.reserved;
         let content = json!({"id": self.id, "reserved": common, "leaseReserved": leases,
-            "listRevision": self.list_revision, "list": self.list, "ended": self.ended, "issued": self.issued})
+            "listRevision": self.list_revision, "list": self.list, "ended": self.ended, "issued": self.issued, "restored": self.restored})
         .to_string();
         format!("{HEAD} {:08x}\n{content}\n", sum(content.as_bytes()))
     }
@@ -94,6 +105,7 @@ impl Known {
             list: value["list"].clone(),
             ended: value["ended"].clone(),
             issued: value["issued"].as_u64().unwrap_or(0),
+            restored: value["restored"].as_u64().unwrap_or(0),
         })
     }
 }

@@ -273,15 +273,18 @@ fn certificates_and_users_are_denied_by_the_list() {
     assert_eq!(node.another().get("/api").code, 401);
     assert_eq!(hub.node("edge-1").get("/api").code, 200, "another certificate of the node");
     // an administrator is not locked out by name
-    let names =
-        json!({format!("certificate.{id}"): null, "user.admin": "", "user.system_3anode_3aedge-1": ""});
+    let names = json!({"user.admin": "", "user.system_3anode_3aedge-1": ""});
     let list = format!("{maps}/kedge-denied");
     admin.patch("merge", &list, &json!({"data": names})).expect(200);
     assert_eq!(hub.admin().get("/api").code, 200);
     assert_eq!(hub.node("edge-1").get("/api").code, 401);
-    for user in ["user.admin", "user.system_3anode_3aedge-1"] {
-        admin.patch("merge", &list, &json!({"data": {user: null}})).expect(200);
+    let listed = hub.command(&["denied", "list"]);
+    for entry in [&format!("certificate.{id}"), "user.admin", "user.system_3anode_3aedge-1"] {
+        assert!(ok(&listed).contains(entry), "{}", listed.out);
+        ok(&hub.command(&["denied", "lift", entry]));
+        assert_eq!(hub.command(&["denied", "lift", entry]).code, Some(1), "only once");
     }
+    assert_eq!(node.another().get("/api").code, 200);
     admin.delete(&list).expect(200);
     assert_eq!(hub.node("edge-1").get("/api").code, 200);
 }
@@ -334,11 +337,15 @@ fn deny_list_is_not_swept_away() {
     refused("DELETE", &list, json!({}), "kedge-hub node readmit");
     refused("DELETE", maps, json!({}), "node \"edge-1\", node \"edge-2\", node \"edge-3\"");
     // as `kubectl replace` of a manifest from elsewhere
-    refused("PUT", &list, json!({"metadata": meta}), "names no resourceVersion");
+    refused("PUT", &list, json!({"metadata": meta}), "node \"edge-1\", node \"edge-2\"");
     refused("PUT", &list, json!({"metadata": meta, "data": {"node.edge-1": ""}}), "node \"edge-2\"");
-    refused("merge", &list, json!({"data": null}), "all at once");
-    refused("json", &list, json!([{"op": "remove", "path": "/data"}]), "all at once");
-    refused("json", &list, json!([{"op": "replace", "path": "/data", "value": {}}]), "all at once");
+    refused("merge", &list, json!({"data": null}), "kedge-hub denied lift");
+    refused("json", &list, json!([{"op": "remove", "path": "/data"}]), "kedge-hub denied lift");
+    refused("json", &list, json!([{"op": "replace", "path": "/data", "value": {}}]), "kedge-hub denied lift");
+    // not even one, and not by a readmission from elsewhere
+    refused("merge", &list, json!({"data": {"node.edge-1": null}}), "node \"edge-1\"");
+    let readmitted = json!({"readmitted": "2026-11-22T10:00:00Z", "after": 0}).to_string();
+    refused("merge", &list, json!({"data": {"node.edge-1": readmitted}}), "node \"edge-1\"");
     let owner = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "1"}]);
     let reply = hub.admin().patch("merge", &list, &json!({"metadata": {"ownerReferences": owner}}));
     assert_eq!(reply.code, 422, "{reply:?}");
@@ -349,13 +356,11 @@ fn deny_list_is_not_swept_away() {
     for (name, node) in names.iter().zip(&nodes) {
         assert_eq!(node.another().get("/api").code, 401, "{name}");
     }
-    // entries that the writer explicitly removes are removed, and shown
+    // entries that a command removes are removed, and shown
     let mut admin = hub.admin();
-    admin.patch("merge", &list, &json!({"data": {"node.edge-1": null}})).expect(200);
-    let whole = admin.get(&list).expect(200);
-    let mut less = whole.clone();
-    less["data"].as_object_mut().unwrap().remove("node.edge-2");
-    admin.put(&list, &less).expect(200);
+    for name in ["edge-1", "edge-2"] {
+        ok(&hub.command(&["denied", "lift", &format!("node.{name}")]));
+    }
     for name in ["edge-1", "edge-2"] {
         assert_eq!(hub.node(name).get("/api").code, 200, "{name}");
         let why = event(&mut admin, name, "DenialLifted");
@@ -469,4 +474,61 @@ fn restore_of_an_older_backup_readmits_nobody() {
     assert!(ok(&restored).contains("still denied: node \"thief\""), "{}", restored.out);
     let hub = Hub::start(&place);
     assert_eq!(Client::new(&kubeconfig, &hub.url).get("/api").code, 401);
+    hub.terminate();
+    // without its store and its marker the audit log knows
+    std::fs::remove_file(place.join("pki/store-marker")).unwrap();
+    std::fs::remove_file(place.join("state.db")).unwrap();
+    let arguments = ["restore", file.to_str().unwrap(), "--data-dir", place.to_str().unwrap()];
+    let restored = command(&arguments);
+    assert!(ok(&restored).contains("still denied: node \"thief\""), "{}", restored.out);
+    let forgot = command(&[&arguments[..], &["--forget-revocations"]].concat());
+    assert!(!ok(&forgot).contains("denied"), "{}", forgot.out);
+    let hub = Hub::start(&place);
+    assert_eq!(Client::new(&kubeconfig, &hub.url).get("/api").code, 200, "as was asked");
+}
+
+/// A hub whose clock is behind gives new credentials an earlier time than the stolen ones have.
+#[test]
+fn readmission_counts_numbers_and_no_clock() {
+    let hub = Hub::new();
+    let mut thief = hub.node("edge-1");
+    register(&mut thief, "edge-1");
+    ok(&hub.command(&["node", "revoke", "edge-1"]));
+    let mut between = hub.node("edge-2");
+    ok(&hub.command(&["node", "readmit", "edge-1"]));
+    let list = hub.admin().get("/api/v1/namespaces/kube-system/configmaps/kedge-denied").expect(200);
+    let entry: Value = serde_json::from_str(list["data"]["node.edge-1"].as_str().unwrap()).unwrap();
+    let number = |client: &mut Client| -> u64 {
+        let review = client.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", &json!({})).expect(201);
+        let extra = &review["status"]["userInfo"]["extra"]["kedge.dev/issue-number"][0];
+        extra.as_str().unwrap().parse().unwrap()
+    };
+    let after = entry["after"].as_u64().unwrap();
+    assert!(number(&mut between) < after && after < number(&mut hub.node("edge-1")), "{entry}");
+    assert_eq!(thief.another().get("/api").code, 401);
+}
+
+/// A readmission ends with the revocation that follows it, whichever of both a backup has.
+#[test]
+fn restore_keeps_the_last_act_on_a_node() {
+    let data = scratch();
+    let (place, file) = (data.path().join("hub"), data.path().join("backup"));
+    let hub = Hub::start(&place);
+    let kubeconfig = hub.command(&["node-kubeconfig", "a"]).out;
+    for name in ["a", "b"] {
+        ok(&hub.command(&["node", "revoke", name, "--force"]));
+    }
+    ok(&hub.command(&["node", "readmit", "a"]));
+    let second = hub.command(&["node-kubeconfig", "a"]).out;
+    ok(&hub.command(&["backup", file.to_str().unwrap()]));
+    ok(&hub.command(&["node", "revoke", "a"]));
+    ok(&hub.command(&["node", "readmit", "b"]));
+    hub.terminate();
+    let restored = command(&["restore", file.to_str().unwrap(), "--data-dir", place.to_str().unwrap()]);
+    assert!(ok(&restored).contains("still denied: node \"a\""), "{}", restored.out);
+    let hub = Hub::start(&place);
+    for old in [&kubeconfig, &second] {
+        assert_eq!(Client::new(old, &hub.url).get("/api").code, 401);
+    }
+    assert_eq!(hub.node("b").get("/api").code, 200, "readmitted since");
 }

@@ -17,6 +17,7 @@ use time::OffsetDateTime;
 
 use super::controller::{Action, Controller, Decision, Done, Edit, Level, Line, Now, Signing, Task, World};
 use crate::api_error::ApiError;
+use crate::identity::ISSUE_NUMBER;
 use crate::identity::certificate_request::Request;
 use crate::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE, DenyList};
 use crate::kinds::{CERTIFICATE_REQUEST, CONFIG_MAP, Kind, schema};
@@ -188,9 +189,12 @@ fn signing(request: &Value, denied: &DenyList) -> Result<Signing, String> {
         .filter_map(Value::as_str)
         .collect();
     asked.check(text(request, &["spec", "signerName"]), &usages)?;
-    let users = [asked.common_name.as_str(), text(request, &["spec", "username"])];
     let requested = text(request, &["metadata", "creationTimestamp"]);
-    if let Some(why) = users.into_iter().find_map(|user| denied.signing_refusal(user, requested)) {
+    let issue = at(request, &["spec", "extra", ISSUE_NUMBER, "0"]).and_then(Value::as_str);
+    let issue = issue.and_then(|number| number.parse().ok()).unwrap_or(0);
+    let requester = text(request, &["spec", "username"]);
+    let refusal = denied.signing_refusal(&asked.common_name);
+    if let Some(why) = refusal.or_else(|| denied.requester_refusal(requester, issue, requested)) {
         return Err(why);
     }
     let enciphers = usages.contains(&"key encipherment");
@@ -339,10 +343,13 @@ mod tests {
             let denied = DenyList::read(&json!({"data": {key: ""}}));
             assert!(signing(&asked, &denied).is_err(), "{key}");
         }
-        let readmitted = json!({"data": {"node.a": "{\"readmitted\": \"2026-11-22T10:00:00.5Z\"}"}});
-        for (time, signed) in [("2026-11-22T10:00:00Z", false), ("2026-11-22T10:00:01Z", true)] {
-            asked["metadata"]["creationTimestamp"] = time.into();
-            assert_eq!(signing(&asked, &DenyList::read(&readmitted)).is_ok(), signed, "{time}");
+        let readmitted = json!({"readmitted": "2026-11-22T10:00:00Z", "after": 7}).to_string();
+        let readmitted = DenyList::read(&json!({"data": {"node.a": readmitted}}));
+        assert!(signing(&asked, &readmitted).is_ok(), "a person may ask for it");
+        asked["spec"]["username"] = "system:node:a".into();
+        for (number, signed) in [(Value::Null, false), (json!(["7"]), false), (json!(["8"]), true)] {
+            asked["spec"]["extra"] = json!({ISSUE_NUMBER: number});
+            assert_eq!(signing(&asked, &readmitted).is_ok(), signed, "{number}");
         }
         asked["spec"]["usages"] = json!(["server auth"]);
         assert!(signing_of(&asked).is_err());

@@ -5,10 +5,11 @@
 //! outside `-.a-zA-Z0-9` as `_xx`), `certificate.SHA256` (hexadecimal), or `node-sha256.SHA256` for a node
 //! whose name is too long for a key. The value explains it to people. Always holds: a key counts whatever its
 //! value is; only a value that parses as a readmission limits it to credentials that the node or its pods got
-//! before; of several entries of one node the strictest counts. Administrators are denied by certificate
-//! only, so that one of them cannot lock out all. The list cannot be wiped by accident: it can be deleted
-//! only when it denies nothing, a change may remove denials only if its writer has read the current version,
-//! and it may never remove several of them so that none is left; a new key that denies nothing is refused.
+//! before, by their issue numbers; of several entries of one node the strictest counts. Administrators are
+//! denied by certificate only, so that one of them cannot lock out all. An edit may add denials and never ends
+//! one: that takes a command of the hub (`node readmit`, `denied lift`). So the list is deleted only when it
+//! denies nothing; a new key that denies nothing is refused. The directory's marker has all entries, too, and
+//! a start puts back what a replaced store lacks.
 //! Left to others: checking each request, closing open connections (the server), explaining lifted denials
 //! (`denials`).
 
@@ -33,14 +34,36 @@ pub const DENY_LIST_NAME: &str = "kedge-denied";
 const REASON_CHARS: usize = 200;
 /// Beginning of a certificate's credential id.
 const CERTIFICATE_ID: &str = "X509SHA256=";
+/// Field of an entry: credentials with a greater issue number are let in.
+const AFTER: &str = "after";
+/// Field of an entry without exceptions: the issue number that the revocation took.
+const ACT: &str = "issue";
 /// Denials that a refusal names one by one.
 const NAMED: usize = 5;
 /// The maps of a ConfigMap; no key is in both. An entry counts in either: the operator who wrote it meant it.
 const MAPS: [&str; 2] = ["data", "binaryData"];
 
-/// The credentials that a node's entry denies: all (`None`), or those issued before a readmission (Unix time
-/// in microseconds).
-type Readmitted = Option<i64>;
+/// The credentials that a node's entry denies: all (`None`), or those from before a readmission.
+type Readmitted = Option<Since>;
+
+/// The credentials that a readmission lets in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Since {
+    /// Those with a greater issue number.
+    after: u64,
+    /// In the entry of an older hub, which knew no numbers, also those without a number that carry this time
+    /// or a later one (Unix time in microseconds; the maximum lets none in). Both times were recorded; no clock
+    /// is read.
+    numberless: i64,
+}
+
+impl Since {
+    /// Whether a credential with this number and time is new enough.
+    fn admits(self, issue: u64, issued: Option<i64>) -> bool {
+        let admits_time = |time| self.numberless < i64::MAX && time >= self.numberless;
+        issue > self.after || (issue == 0 && issued.is_some_and(admits_time))
+    }
+}
 
 /// The deny list, parsed.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -106,29 +129,41 @@ impl DenyList {
         let node = identity.facts.get(NODE_NAME_FACT).and_then(|names| names.first());
         let of_pod = node.and_then(|node| match self.readmission(node)? {
             None => Some(format!("it is a token of a pod on node {node:?}, which was revoked")),
-            Some(readmitted) if is_since(identity.issued, readmitted) => None,
+            Some(since) if since.admits(identity.issue, identity.issued) => None,
             Some(_) => Some(format!("the token of a pod on node {node:?} is older than its readmission")),
         });
         if of_pod.is_some() {
             return of_pod;
         }
-        self.node_refusal(&identity.user, identity.issued)
+        self.node_refusal(identity)
     }
 
-    /// The reason why no certificate is signed for this user, if there is one. `requested`: the time of the
-    /// request, RFC 3339; a request from before the readmission may be the thief's.
-    pub fn signing_refusal(&self, user: &str, requested: &str) -> Option<String> {
+    /// The reason why no certificate is signed for this user, if there is one.
+    pub fn signing_refusal(&self, user: &str) -> Option<String> {
         if self.users.contains(user) {
             return Some(format!("user {user:?} is revoked"));
         }
         let node = user.strip_prefix(NODE_USER_PREFIX)?;
-        match self.readmission(node)? {
-            None => Some(format!("node {node:?} is revoked; `kedge-hub node readmit` takes that back")),
-            // in whole seconds: a request from the same second as the readmission may be older than it
-            Some(readmitted) => (!is_since(parsed(requested), readmitted)).then(|| {
-                format!("the request is older than the readmission of node {node:?}; make a new one")
-            }),
-        }
+        let refuse = || format!("node {node:?} is revoked; `kedge-hub node readmit` takes that back");
+        self.readmission(node)?.is_none().then(refuse)
+    }
+
+    /// The reason why nothing is signed by request of this user, if there is one. `issue`: of the credential
+    /// that the request was made with. A request that waited over a readmission may be the thief's.
+    /// `requested` (RFC 3339) stands for the time of a credential without a number.
+    pub fn requester_refusal(&self, user: &str, issue: u64, requested: &str) -> Option<String> {
+        self.signing_refusal(user).or_else(|| {
+            let node = user.strip_prefix(NODE_USER_PREFIX)?;
+            let since = self.readmission(node)??;
+            (!since.admits(issue, parsed(requested))).then(|| {
+                format!("node {node:?} asked with a credential that is older than its readmission; make a new request")
+            })
+        })
+    }
+
+    /// The highest issue number that an entry names: it was handed out.
+    pub fn highest_issue(&self) -> u64 {
+        self.nodes.values().chain(self.digests.values()).flatten().map(|since| since.after).max().unwrap_or(0)
     }
 
     /// Whether the list denies nothing.
@@ -160,11 +195,11 @@ impl DenyList {
         self.nodes.keys().map(String::as_str)
     }
 
-    fn node_refusal(&self, user: &str, issued: Option<i64>) -> Option<String> {
-        let node = user.strip_prefix(NODE_USER_PREFIX)?;
+    fn node_refusal(&self, identity: &Identity) -> Option<String> {
+        let node = identity.user.strip_prefix(NODE_USER_PREFIX)?;
         match self.readmission(node)? {
             None => Some(format!("node {node:?} was revoked")),
-            Some(readmitted) if is_since(issued, readmitted) => None,
+            Some(since) if since.admits(identity.issue, identity.issued) => None,
             Some(_) => Some(format!("the credential of node {node:?} is older than its readmission")),
         }
     }
@@ -235,54 +270,57 @@ pub fn lifted(old: &Value, new: &Value) -> Vec<Lifted> {
 }
 
 /// How to lift a denial, for the texts of refusals.
-const THE_WAY: &str = "remove entries one by one, as by `kubectl -n kube-system edit configmap kedge-denied`, or use `kedge-hub node readmit NAME`";
+const THE_WAY: &str = "use `kedge-hub node readmit NAME`, or `kedge-hub denied lift ENTRY` for any entry";
 
 /// Why the list may not be deleted.
 pub fn deletion_complaint(list: &Value) -> Option<String> {
     let denied = lifted(list, &Value::Null);
-    (!denied.is_empty()).then(|| format!("it would let in again {}; {THE_WAY}", shown(&denied)))
+    (!denied.is_empty()).then(|| format!("it would let in again {}; {THE_WAY}", shown_lifted(&denied)))
 }
 
-/// The reason why a change is refused, if there is one. `version`: whether the writer names the version that
-/// it replaces.
-pub fn change_complaint(old: &Value, new: &Value, version: bool) -> Option<String> {
+/// The reason why a writer may not make a change, if there is one: only the hub's own commands end denials.
+pub fn change_complaint(old: &Value, new: &Value) -> Option<String> {
     let lifted = lifted(old, new);
-    if lifted.is_empty() {
-        return None;
-    }
-    if !version {
-        let shown = shown(&lifted);
-        return Some(format!(
-            "it would let in again {shown}, and names no resourceVersion: it may replace a list that its writer never saw; {THE_WAY}"
-        ));
-    }
-    let gone = lifted.iter().filter(|lifted| lifted.is_gone).count();
-    let sweeps = gone > 1 && DenyList::read(new).is_empty();
-    sweeps.then(|| format!("it would let in again, all at once, {}; {THE_WAY}", shown(&lifted)))
+    (!lifted.is_empty()).then(|| format!("it would let in again {}; {THE_WAY}", shown_lifted(&lifted)))
 }
 
-fn shown(lifted: &[Lifted]) -> String {
-    let mut names: Vec<String> = lifted.iter().take(NAMED).map(|lifted| lifted.denial.to_string()).collect();
-    if lifted.len() > NAMED {
-        names.push(format!("{} others", lifted.len() - NAMED));
+/// Removes an entry by its key; returns its value, or `None` if the list has none of that name.
+pub fn lift(config_map: &mut Value, key: &str) -> Option<Value> {
+    let (map, own) = keys(config_map).find(|(_, own)| own.eq_ignore_ascii_case(key))?;
+    let own = own.to_owned();
+    config_map[map].as_object_mut()?.remove(&own)
+}
+
+/// The first of some denials by name, and the number of the others.
+pub fn shown<'a>(denials: impl ExactSizeIterator<Item = &'a Denial>) -> String {
+    let others = denials.len().saturating_sub(NAMED);
+    let mut names: Vec<String> = denials.take(NAMED).map(ToString::to_string).collect();
+    if others > 0 {
+        names.push(format!("{others} others"));
     }
     names.join(", ")
 }
 
-/// Adds to a list the denials that it lacks and another list has; returns them.
+fn shown_lifted(lifted: &[Lifted]) -> String {
+    shown(lifted.iter().map(|lifted| &lifted.denial))
+}
+
+/// A deny list without entries.
+pub fn empty_list() -> Value {
+    json!({"metadata": {"name": DENY_LIST_NAME, "namespace": DENY_LIST_NAMESPACE}})
+}
+
+/// Unites a list with another one: it gets the denials that it lacks. If both have an entry, the later act
+/// counts, or the stricter entry if their order is unknown. Returns the denials that were added or made
+/// stricter.
 pub fn unite(list: &mut Value, other: &Value) -> Vec<Denial> {
-    let kept: Vec<Denial> = lifted(other, list).into_iter().map(|lifted| lifted.denial).collect();
-    if kept.is_empty() {
-        return kept;
-    }
+    let before = maps(list);
     let entries = MAPS
         .iter()
         .flat_map(|map| other[*map].as_object().into_iter().flatten().map(move |entry| (map, entry)));
     for (map, (key, value)) in entries.filter(|(_, (key, _))| !denies_nothing(key)) {
         let place = MAPS.iter().find(|map| at(list, &[*map, key]).is_some()).unwrap_or(map);
-        let before = at(list, &[place, key]).map(readmitted);
-        let is_stricter = before.is_none_or(|before| strictest(before, readmitted(value)) != before);
-        if is_stricter {
+        if at(list, &[place, key]).is_none_or(|own| supersedes(value, own)) {
             if !list[*place].is_object() {
                 list[*place] = json!({});
             }
@@ -291,7 +329,7 @@ pub fn unite(list: &mut Value, other: &Value) -> Vec<Denial> {
             list[*place][key] = if place == map { value.clone() } else { "".into() };
         }
     }
-    kept
+    lifted(list, &before).into_iter().map(|lifted| lifted.denial).collect()
 }
 
 /// The maps of a list, without its metadata.
@@ -366,26 +404,44 @@ fn deny(nodes: &mut BTreeMap<String, Readmitted>, name: &str, readmitted: Readmi
     nodes.insert(name.to_owned(), known.map_or(readmitted, |known| strictest(known, readmitted)));
 }
 
-fn strictest(one: Readmitted, other: Readmitted) -> Readmitted {
-    Some(one?.max(other?))
+/// The issue number that the change took which wrote an entry; `None` if a person or an older hub wrote it.
+fn act(value: &Value) -> Option<u64> {
+    let entry = explained(value);
+    entry[AFTER].as_u64().or_else(|| entry[ACT].as_u64())
 }
 
-/// Whether a credential is at least as new as a readmission; a credential without a time is not.
-fn is_since(time: Option<i64>, readmitted: i64) -> bool {
-    time.is_some_and(|time| time >= readmitted)
+/// Whether `other` replaces an entry of the same key: the later act does, by the numbers that both took;
+/// without them the stricter entry does.
+fn supersedes(other: &Value, own: &Value) -> bool {
+    match (act(other), act(own)) {
+        (Some(other), Some(own)) => other > own,
+        _ => {
+            let own = readmitted(own);
+            strictest(own, readmitted(other)) != own
+        }
+    }
+}
+
+fn strictest(one: Readmitted, other: Readmitted) -> Readmitted {
+    let (one, other) = (one?, other?);
+    Some(Since { after: one.after.max(other.after), numberless: one.numberless.max(other.numberless) })
 }
 
 fn parsed(time: &str) -> Option<i64> {
     OffsetDateTime::parse(time, &Rfc3339).ok().map(micros)
 }
 
-/// The time of a readmission. Any other value denies without an exception.
+/// The readmission in an entry. Any other value denies without an exception.
 fn readmitted(value: &Value) -> Readmitted {
-    parsed(text(&explained(value), &["readmitted"]))
+    let entry = explained(value);
+    match &entry[AFTER] {
+        Value::Null => parsed(text(&entry, &["readmitted"])).map(|numberless| Since { after: 0, numberless }),
+        after => after.as_u64().map(|after| Since { after, numberless: i64::MAX }),
+    }
 }
 
 /// An entry's value as the hub writes it, else null.
-fn explained(value: &Value) -> Value {
+pub fn explained(value: &Value) -> Value {
     value.as_str().and_then(|text| decode::value(text.as_bytes())).unwrap_or_default()
 }
 
@@ -408,8 +464,10 @@ pub fn is_deny_list(namespace: &str, name: &str) -> bool {
 #[derive(Debug, Clone, Copy)]
 pub struct Change<'a> {
     pub by: &'a str,
-    /// RFC 3339, with the full precision of the clock: it separates credentials issued in the same second.
+    /// RFC 3339; for people.
     pub time: &'a str,
+    /// The issue number that this change took: later changes and credentials have greater ones.
+    pub issue: u64,
     /// May be empty.
     pub reason: &'a str,
 }
@@ -417,12 +475,18 @@ pub struct Change<'a> {
 impl Change<'_> {
     /// Refuses all credentials of a node from now on.
     pub fn revoke(&self, config_map: &mut Value, node: &str) {
-        self.enter(config_map, node, "revoked");
+        self.enter(config_map, node, json!({"revoked": self.time, ACT: self.issue}));
     }
 
-    /// Lets a node return with credentials issued from now on.
+    /// Lets a node return with credentials that are issued after this change.
     pub fn readmit(&self, config_map: &mut Value, node: &str) {
-        self.enter(config_map, node, "readmitted");
+        self.enter(config_map, node, json!({"readmitted": self.time, AFTER: self.issue}));
+    }
+
+    /// Refuses what a decommissioned node had. The name may be used again, with credentials that are issued
+    /// after this change.
+    pub fn decommission(&self, config_map: &mut Value, node: &str) {
+        self.enter(config_map, node, json!({"decommissioned": self.time, AFTER: self.issue}));
     }
 
     /// Forgets that a node was revoked: all its credentials are good again.
@@ -436,11 +500,12 @@ impl Change<'_> {
     }
 
     /// Replaces all entries of a node by one.
-    fn enter(&self, config_map: &mut Value, node: &str, field: &str) {
+    fn enter(&self, config_map: &mut Value, node: &str, mut value: Value) {
         self.forget(config_map, node);
         let [by_name, by_digest] = node_keys(node);
         let reason = kedge_api::excerpt_of(self.reason, REASON_CHARS);
-        let mut value = json!({field: self.time, "by": self.by, "reason": reason});
+        value["by"] = self.by.into();
+        value["reason"] = reason.into();
         let fits = by_name.len() <= SUBDOMAIN_BYTES;
         if !fits {
             value["node"] = node.into();
@@ -450,31 +515,6 @@ impl Change<'_> {
         }
         config_map["data"][if fits { by_name } else { by_digest }] = value.to_string().into();
     }
-}
-
-/// The time from which credentials of a readmitted node are valid: later than the node's entry and than all
-/// its known credentials, whatever the clock shows. `newest_issue`: of the credentials that were used in the
-/// node's name, Unix time in microseconds.
-///
-/// # Errors
-/// The clock is behind the time of the node's entry, which is returned: credentials issued now would be
-/// refused, or stolen ones accepted.
-pub fn readmission_time(
-    config_map: &Value,
-    node: &str,
-    now: OffsetDateTime,
-    newest_issue: Option<i64>,
-) -> Result<OffsetDateTime, OffsetDateTime> {
-    let entry = explanation(config_map, node);
-    let told = ["revoked", "readmitted"].iter().filter_map(|field| parsed(text(&entry, &[*field]))).max();
-    let at =
-        |micros: i64| OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).unwrap_or(now);
-    if let Some(told) = told.filter(|told| micros(now) < *told) {
-        return Err(at(told));
-    }
-    // a credential issued at that very moment counts as old
-    let after = newest_issue.max(told).map_or(now, |known| now.max(at(known)));
-    Ok(after + time::Duration::MICROSECOND)
 }
 
 /// The explanation of a node's entry: an object with `revoked` or `readmitted`, `by` and `reason`; null
@@ -525,7 +565,8 @@ mod tests {
         DenyList::read(&json!({"data": data}))
     }
 
-    const CHANGE: Change = Change { by: "admin", time: "2026-11-22T10:00:00.000007Z", reason: "stolen" };
+    const CHANGE: Change =
+        Change { by: "admin", time: "2026-11-22T10:00:00.000007Z", issue: 7, reason: "stolen" };
 
     #[test]
     fn entries_deny_nodes_users_and_certificates() {
@@ -571,37 +612,50 @@ mod tests {
         assert!(DenyList::read(&map).is_revoked("edge-1"));
         assert_eq!(
             explanation(&map, "edge-1"),
-            json!({"revoked": CHANGE.time, "by": "admin", "reason": "stolen"})
+            json!({"revoked": CHANGE.time, "issue": 7, "by": "admin", "reason": "stolen"})
         );
-        assert!(DenyList::read(&map).signing_refusal("system:node:edge-1", "").is_some());
+        assert!(DenyList::read(&map).signing_refusal("system:node:edge-1").is_some());
         CHANGE.readmit(&mut map, "edge-1");
         let list = DenyList::read(&map);
-        let time = micros(OffsetDateTime::parse(CHANGE.time, &Rfc3339).unwrap());
-        for (issued, refused) in
-            [(None, true), (Some(time - 1), true), (Some(time), false), (Some(time + 9), false)]
-        {
-            assert_eq!(list.refusal(&node("edge-1", issued)).is_some(), refused, "{issued:?}");
+        assert_eq!((list.is_revoked("edge-1"), list.highest_issue()), (false, 7));
+        // whatever a clock said about a credential without a number, and about one with a number
+        for (issue, refused) in [(0, true), (6, true), (7, true), (8, false), (u64::MAX, false)] {
+            for issued in [None, Some(0), Some(i64::MAX)] {
+                let identity = Identity { issue, ..node("edge-1", issued) };
+                assert_eq!(list.refusal(&identity).is_some(), refused, "{issue}");
+                let facts = [(NODE_NAME_FACT.to_owned(), vec!["edge-1".to_owned()])].into();
+                let token = Identity::new("system:serviceaccount:default:runs", &[]);
+                let token = Identity { facts, issue, issued, ..token };
+                assert_eq!(list.refusal(&token).is_some(), refused, "{issue}");
+            }
+            let asked = list.requester_refusal("system:node:edge-1", issue, "2099-01-01T00:00:00Z");
+            assert_eq!(asked.is_some(), refused, "{issue}");
         }
-        assert!(!list.is_revoked("edge-1"));
-        for (requested, refused) in [
-            ("", true),
-            ("2026-11-22T09:59:59Z", true),
-            ("2026-11-22T10:00:00Z", true),
-            ("2026-11-22T10:00:01Z", false),
-        ] {
-            let found = list.signing_refusal("system:node:edge-1", requested);
-            assert_eq!(found.is_some(), refused, "{requested}");
-        }
-        // tokens contain their time in seconds
-        let facts = [(NODE_NAME_FACT.to_owned(), vec!["edge-1".to_owned()])].into();
-        let token = Identity { facts, ..Identity::new("system:serviceaccount:default:runs", &[]) };
-        for (issued, refused) in [(None, true), (Some(time - 7), true), (Some(time + 999_993), false)] {
-            let token = Identity { issued, ..token.clone() };
-            assert_eq!(list.refusal(&token).is_some(), refused, "{issued:?}");
-        }
+        assert_eq!(list.signing_refusal("system:node:edge-1"), None, "an administrator may ask for it");
         CHANGE.forget(&mut map, "edge-1");
         assert_eq!(DenyList::read(&map), DenyList::default());
         assert_eq!(explanation(&map, "edge-1"), Value::Null);
+    }
+
+    /// Of a hub that knew no issue numbers.
+    #[test]
+    fn older_readmission_admits_by_its_own_time() {
+        let time = parsed(CHANGE.time).unwrap();
+        let list = list(&json!({"node.edge-1": json!({"readmitted": CHANGE.time}).to_string()}));
+        for (issue, issued, refused) in [
+            (0, None, true),
+            (0, Some(time - 1), true),
+            (0, Some(time), false),
+            // issued after the upgrade, by whatever clock
+            (1, Some(0), false),
+        ] {
+            let identity = Identity { issue, ..node("edge-1", issued) };
+            assert_eq!(list.refusal(&identity).is_some(), refused, "{issue} {issued:?}");
+        }
+        for after in [json!(-1), json!("x"), json!(1.5)] {
+            let entry = json!({"readmitted": CHANGE.time, "after": after}).to_string();
+            assert!(self::list(&json!({"node.edge-1": entry})).is_revoked("edge-1"), "{after}");
+        }
     }
 
     #[test]
@@ -632,7 +686,7 @@ mod tests {
         for (user, refused) in
             [("system:node:edge-1", true), ("jane", true), ("system:node:edge-2", false), ("edge-1", false)]
         {
-            assert_eq!(list.signing_refusal(user, "").is_some(), refused, "{user}");
+            assert_eq!(list.signing_refusal(user).is_some(), refused, "{user}");
         }
     }
 
@@ -672,7 +726,7 @@ mod tests {
         let readmitted = |time: &str| json!({"readmitted": time}).to_string();
         let (early, late) = ("2026-11-22T10:00:00Z", "2026-11-22T11:00:00Z");
         let by_digest = format!("node-sha256.{}", digest("edge-1"));
-        let since = |time: &str| parsed(time);
+        let since = |time: &str| Some(Since { after: 0, numberless: parsed(time).unwrap() });
         for (named, digested, expect) in [
             (readmitted(early), readmitted(late), since(late)),
             (readmitted(late), readmitted(early), since(late)),
@@ -686,7 +740,8 @@ mod tests {
             // the change removes all of them
             let mut map = json!({"data": data, "binaryData": upper});
             CHANGE.readmit(&mut map, "edge-1");
-            assert_eq!(list(&map["data"]).readmission("edge-1"), Some(since(CHANGE.time)));
+            let numbered = Since { after: CHANGE.issue, numberless: i64::MAX };
+            assert_eq!(list(&map["data"]).readmission("edge-1"), Some(Some(numbered)));
             CHANGE.forget(&mut map, "edge-1");
             assert_eq!(map, json!({"data": {}, "binaryData": {}}));
         }
@@ -705,23 +760,19 @@ mod tests {
     #[test]
     fn list_is_not_swept_away() {
         let whole = json!({"data": {"node.a": "", "user.jane": ""}, "binaryData": {"certificate.0b": ""}});
-        let check = |new: &Value, version: bool, expect: &str| {
-            let found = change_complaint(&whole, new, version).unwrap_or_default();
+        let check = |new: &Value, expect: &str| {
+            let found = change_complaint(&whole, new).unwrap_or_default();
             assert!(found.contains(expect) && found.is_empty() == expect.is_empty(), "{new}: {found:?}");
         };
-        check(&whole, false, "");
-        check(
-            &json!({"data": {"node.a": "", "user.jane": "", "certificate.0B": "", "node.b": ""}}),
-            false,
-            "",
-        );
-        let one = json!({"data": {"node.a": ""}});
-        check(&one, true, "");
-        check(&one, false, "names no resourceVersion");
+        check(&whole, "");
+        check(&json!({"data": {"node.a": "", "user.jane": "", "certificate.0B": "", "node.b": ""}}), "");
+        let mut one = json!({"data": {"node.a": ""}});
+        check(&one, "user \"jane\", certificate 0b; use `kedge-hub node readmit NAME`");
         for swept in [Value::Null, json!({}), json!({"data": {}}), json!({"data": {"Node.a": "", "a": ""}})] {
-            check(&swept, true, "node \"a\", user \"jane\", certificate 0b");
-            assert_eq!(change_complaint(&one, &swept, true), None, "its only entry: {swept}");
+            check(&swept, "node \"a\", user \"jane\", certificate 0b");
+            assert!(change_complaint(&one, &swept).is_some(), "its only entry: {swept}");
         }
+        assert_eq!((lift(&mut one.clone(), "Node.A"), lift(&mut one, "node.b")), (Some("".into()), None));
         assert!(deletion_complaint(&one).unwrap().contains("kedge-hub node readmit"));
         assert_eq!(deletion_complaint(&json!({"data": {"Node.a": ""}})), None);
         // a readmission also removes denials
@@ -732,7 +783,7 @@ mod tests {
             [Lifted { denial: Denial::Node("a".to_owned()), is_gone: false }]
         );
         assert_eq!(lifted(&readmitted, &one), []);
-        assert!(change_complaint(&one, &readmitted, false).is_some());
+        assert!(change_complaint(&one, &readmitted).is_some());
         let digest = json!({"data": {format!("node-sha256.{}", digest("a")): ""}});
         assert_eq!((lifted(&digest, &one), lifted(&digest, &json!({})).len()), (vec![], 1));
     }
@@ -757,29 +808,35 @@ mod tests {
         // entries that the new list has in no form
         let mut gone = json!({"data": {"node.back": readmitted(late)}});
         unite_gone(&mut gone, &new);
-        assert_eq!(DenyList::read(&gone).readmission("back"), Some(parsed(late)));
+        let since = Since { after: 0, numberless: parsed(late).unwrap() };
+        assert_eq!(DenyList::read(&gone).readmission("back"), Some(Some(since)));
         forget(&mut gone, &[Denial::User("jane".to_owned()), Denial::Certificate("0b".to_owned())]);
         assert_eq!(DenyList::read(&gone).nodes().collect::<Vec<_>>(), ["back", "early"]);
     }
 
     #[test]
-    fn readmission_is_after_all_that_is_known() {
-        let time = |text: &str| OffsetDateTime::parse(text, &Rfc3339).unwrap();
-        let micro = time::Duration::MICROSECOND;
-        let (now, before) = (time("2026-11-22T11:00:00Z"), time("2026-11-22T09:00:00Z"));
-        let mut map = Value::Null;
-        CHANGE.revoke(&mut map, "a");
-        let revoked = time(CHANGE.time);
-        assert_eq!(readmission_time(&map, "a", now, None), Ok(now + micro));
-        assert_eq!(readmission_time(&map, "a", revoked, None), Ok(revoked + micro));
-        assert_eq!(readmission_time(&map, "a", before, None), Err(revoked));
-        let issued = time("2026-11-25T00:00:00Z");
-        assert_eq!(readmission_time(&map, "a", now, Some(micros(issued))), Ok(issued + micro));
-        // readmitted again by a hub after its clock fell back
-        CHANGE.readmit(&mut map, "a");
-        assert_eq!(readmission_time(&map, "a", before, None), Err(revoked));
-        // written by hand, without a time
-        assert_eq!(readmission_time(&json!({"data": {"node.a": ""}}), "a", before, None), Ok(before + micro));
+    fn later_act_counts_in_united_lists() {
+        let entry = |issue: u64, act: fn(&Change<'_>, &mut Value, &str)| {
+            let mut map = Value::Null;
+            act(&Change { issue, ..CHANGE }, &mut map, "a");
+            map
+        };
+        let check = |one: &Value, other: &Value, expect: Option<u64>| {
+            for (list, other) in [(one, other), (other, one)] {
+                let mut list = list.clone();
+                unite(&mut list, other);
+                let found = DenyList::read(&list).readmission("a").unwrap();
+                assert_eq!(found.map(|since| since.after), expect, "{list}");
+            }
+        };
+        type Act = fn(&Change<'_>, &mut Value, &str);
+        let revoke: Act = |change, map, node| change.revoke(map, node);
+        let readmit: Act = |change, map, node| change.readmit(map, node);
+        check(&entry(1, revoke), &entry(2, readmit), Some(2));
+        check(&entry(3, revoke), &entry(2, readmit), None);
+        check(&entry(1, readmit), &entry(2, |change, map, node| change.decommission(map, node)), Some(2));
+        // written by hand: nobody knows when
+        check(&entry(9, readmit), &json!({"data": {"node.a": ""}}), None);
     }
 
     #[test]

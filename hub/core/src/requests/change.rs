@@ -143,7 +143,6 @@ fn edit_found(
     cost::check_change(Some(&old), &wanted)?;
     (options.asked)(Some(&old), &wanted)?;
     check_version(kind, &current, &wanted)?;
-    let is_versioned = !matches!(text(&wanted, &["metadata", "resourceVersion"]), "" | "0");
     let claim = apply::take_claim(&mut wanted);
     let mut new = merged_with_old(kind, part, &old, wanted, &now)?;
     // only if there are managers: most writes are renewals by nodes, which have none
@@ -162,7 +161,7 @@ fn edit_found(
     }
     let deleted = is_released(&new);
     if kind.kind == CONFIG_MAP.kind && is_deny_list(namespace, name) {
-        check_deny_list(kind, &old, &new, is_versioned, deleted)?;
+        check_deny_list(kind, &old, &new, options.lifts_denials, deleted)?;
     }
     if options.dry_run {
         metadata(&mut new).insert("resourceVersion".to_owned(), current.revision.to_string().into());
@@ -186,16 +185,17 @@ fn edit_found(
     Ok(Decision::Write(write, pending))
 }
 
-/// Refuses a change of the deny list that would wipe its denials.
+/// Refuses a change of the deny list that ends denials, unless a command of the hub makes it.
 fn check_deny_list(
     kind: &Kind,
     old: &Value,
     new: &Value,
-    is_versioned: bool,
+    lifts: bool,
     deleted: bool,
 ) -> Result<(), ApiError> {
     let ends = || deleted.then(|| denied::deletion_complaint(new)).flatten();
-    match denied::change_complaint(old, new, is_versioned).or_else(ends) {
+    let changes = || denied::change_complaint(old, new).filter(|_| !lifts);
+    match changes().or_else(ends) {
         Some(why) => Err(ApiError::forbidden_object(kind, text(old, &["metadata", "name"]), &why)),
         None => Ok(()),
     }

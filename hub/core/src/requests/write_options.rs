@@ -25,6 +25,8 @@ pub struct WriteOptions<'a> {
     pub requires: &'a [Require],
     /// The node that makes the write, authenticated by its own credential.
     pub author: Option<&'a str>,
+    /// Whether the write may end denials: for the hub's own commands.
+    pub lifts_denials: bool,
 }
 
 impl WriteOptions<'static> {
@@ -38,6 +40,7 @@ impl WriteOptions<'static> {
             limited: false,
             requires: &[],
             author: None,
+            lifts_denials: false,
         }
     }
 }
