@@ -1,5 +1,5 @@
-//! Explains the end of each denial, by whatever act it ended: a line in the log and in the audit log, and for
-//! a node an event.
+//! Ends resumable TLS sessions at each new denial. Explains the end of each denial, by whatever act it ended: a
+//! line in the log and in the audit log, and for a node an event.
 //!
 //! Always holds: a denial that ended stays in the directory's marker until it is explained, so one that ended
 //! just before a crash, or with a store that was replaced, is explained by the next start. Left to others:
@@ -17,36 +17,41 @@ use serde_json::{Value, json};
 use crate::Hub;
 use crate::audit::ObjectRef;
 use crate::fresh::now_text;
+use crate::pki::Pki;
 
 /// Annotation of a Node, with the reason why it cannot connect. Nodes may not write this annotation.
 pub(crate) const REVOKED_ANNOTATION: &str = "kedge.dev/revoked";
 /// Wait before a failed attempt is repeated, and before the list is watched again.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// Explains ended denials for as long as the hub runs.
-pub async fn follow(hub: Arc<Hub>) {
+/// Follows the deny list for as long as the hub runs.
+pub async fn follow(hub: Arc<Hub>, pki: Arc<Pki>) {
     let Some(marker) = hub.marker().cloned() else { return };
     // denials that ended before this start, unexplained
     let mut known = marker.known().map_or(Value::Null, |known| known.denied());
     loop {
         let mut changes = hub.subscribe(&CONFIG_MAP);
         let list = hub.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
-        settle(&hub, &mut known, list.map_or(Value::Null, |list| list.value())).await;
+        settle(&hub, &pki, &mut known, list.map_or(Value::Null, |list| list.value())).await;
         // each change by itself: the next one may bring back a denial that this one removes
         while let Some(event) = changes.next().await {
             let object = event.object();
             if denied::is_deny_list(&object.namespace, &object.name) {
                 let list = event.new.as_ref().map_or(Value::Null, |list| list.value());
-                settle(&hub, &mut known, list).await;
+                settle(&hub, &pki, &mut known, list).await;
             }
         }
         tokio::time::sleep(RETRY).await;
     }
 }
 
-/// Explains the denials that a new list no longer has, and retries until that succeeds.
-async fn settle(hub: &Hub, known: &mut Value, list: Value) {
+/// Ends resumable sessions if a new list has more denials. Explains those that it no longer has, and retries
+/// until that succeeds.
+async fn settle(hub: &Hub, pki: &Pki, known: &mut Value, list: Value) {
     let list = denied::maps(&list);
+    if !denied::lifted(&list, known).is_empty() {
+        pki.end_sessions();
+    }
     let ended = denied::lifted(known, &list);
     for lifted in &ended {
         let message = announce(hub, lifted);

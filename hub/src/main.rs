@@ -173,8 +173,8 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
         }
         false => controllers::start(&hub, tools, options.node_monitor_grace_period),
     };
-    background.spawn(renew(pki));
-    background.spawn(denials::follow(hub.clone()));
+    background.spawn(renew(Arc::clone(&pki)));
+    background.spawn(denials::follow(hub.clone(), pki));
     let (listening, ca, kubeconfig) = (admin_url, shown(&ca), shown(&kubeconfig));
     log::info!("kedge-hub listens on {address}");
     // from here on connections wait in the backlog, so the announced address works already

@@ -157,6 +157,20 @@ fn resumed_session_keeps_its_identity() {
 }
 
 #[test]
+fn revocation_ends_resumable_sessions() {
+    let (pki, server, mut client) = hub("tickets");
+    for versions in [TLS12, TLS13] {
+        client.versions = versions;
+        let config = client.config();
+        connect(&server, &config, "localhost").unwrap();
+        assert!(connect(&server, &config, "localhost").unwrap().resumed, "the test sees a resumption");
+        pki.end_sessions();
+        assert!(!connect(&server, &config, "localhost").unwrap().resumed);
+        assert!(connect(&server, &config, "localhost").unwrap().resumed, "sessions of after it are resumed");
+    }
+}
+
+#[test]
 fn client_without_a_certificate_is_anonymous() {
     let (_pki, server, mut client) = hub("anonymous");
     client.kubeconfig = None;

@@ -19,6 +19,7 @@ mod error;
 mod handshakes;
 pub mod issue_numbers;
 mod kubeconfig;
+mod tickets;
 mod tokens;
 
 use std::fmt;
@@ -39,6 +40,7 @@ use crate::files::{self, Flush};
 use crate::store::sort_of;
 use authorities::Authorities;
 use authority::{Authority, Credential};
+use tickets::Tickets;
 
 pub use authorities::{Known, Role, StepError, digest};
 pub(crate) use authorities::{check as check_authorities, is_key_file, key_files, united};
@@ -65,6 +67,7 @@ pub struct Pki {
     names: Vec<String>,
     serving: Arc<Serving>,
     numbers: IssueNumbers,
+    tickets: Arc<Tickets>,
 }
 
 /// The certificate for handshakes; replaced as a whole, so open connections are not affected.
@@ -105,7 +108,9 @@ impl Pki {
         let certified = certified(&credential, authorities.chain())?;
         let serving = Arc::new(Serving { current: RwLock::new(Arc::new(certified)) });
         let numbers = IssueNumbers::open(data_dir).map_err(|source| PkiError::NoNumber { source })?;
-        Ok(Pki { data_dir: data_dir.to_owned(), authorities, names: names.to_vec(), serving, numbers })
+        let tickets = Arc::new(Tickets::new().map_err(PkiError::Tls)?);
+        let data_dir = data_dir.to_owned();
+        Ok(Pki { data_dir, authorities, names: names.to_vec(), serving, numbers, tickets })
     }
 
     /// TLS for the server: 1.2 and 1.3, HTTP/1.1 only, resumption, client certificates of our own CA accepted
@@ -123,9 +128,16 @@ impl Pki {
             .with_client_cert_verifier(clients)
             .with_cert_resolver(Arc::clone(&self.serving) as Arc<dyn ResolvesServerCert>);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(PkiError::Tls)?;
+        config.ticketer = Arc::clone(&self.tickets) as Arc<dyn rustls::server::ProducesTickets>;
         config.send_tls13_tickets = TICKETS_PER_HANDSHAKE;
         Ok(Arc::new(config))
+    }
+
+    /// Ends all TLS sessions that clients could resume: after a revocation.
+    pub fn end_sessions(&self) {
+        if let Err(error) = self.tickets.end() {
+            log::warn!("TLS sessions stay resumable, each with its certificate: {error}");
+        }
     }
 
     /// TLS for the hub's requests to itself: it shows the probe's certificate and trusts only the hub's own
