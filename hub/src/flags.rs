@@ -43,6 +43,7 @@ Usage:
                          [--description TEXT] [--data-dir DIR] [--advertise HOST:PORT] [--output json]
   kedge-hub token list|revoke ID [--data-dir DIR] [--output json]
   kedge-hub node list|revoke NAME|readmit NAME [--data-dir DIR] [--output json]
+  kedge-hub node rotate NAME|decommission NAME [--wipe]|accept NAME|accept --all [--data-dir DIR] [--output json]
   kedge-hub denied list|lift ENTRY [--data-dir DIR] [--output json]
   kedge-hub rollout NAME [-n NAMESPACE] [--watch] [--data-dir DIR] [--output json]
   kedge-hub ca new|status|switch|retire NUMBER [--leave COUNT] [--data-dir DIR]
@@ -66,6 +67,12 @@ Commands:
                    the hub must be running
   node readmit     let the node NAME return with new credentials; those of before stay refused; the hub must be
                    running
+  node rotate      ask the node NAME to exchange its certificate and key now; the hub must be running
+  node decommission
+                   ask the node NAME to end its pods and remove its state; then its credentials are denied and its
+                   Node is deleted; the hub must be running
+  node accept      after a restore: let the node NAME, or --all that wait (AwaitingDecision in node list), go back to
+                   the assignment that the backup has; the hub must be running
   denied list      print the deny list: revoked nodes, users and certificates; the hub must be running
   denied lift      take the ENTRY off the deny list, as user.jane: its credentials count again; the hub must be running
   rollout          print the state of the DaemonSet NAME's update on each node, with reasons; the hub must be running
@@ -102,6 +109,8 @@ Flags:
   --approve                 of token create, for a beginning of names or any node: requests are approved without a person
   --description TEXT        of token create and node-bootstrap: what it is for, for others to read
   --reason TEXT             of node revoke: why, for others to read
+  --wipe                    of node decommission: wipe the state partition, too
+  --all                     of node accept: every node that waits for a decision
   --force                   of node revoke: also a name that this hub does not know
   --keep COUNT              of backup: FILE is a directory; write the next numbered file there, and remove all but this many
   --leave COUNT             of ca switch and ca retire: give up this many nodes that do not trust the authority so far [0]
@@ -256,6 +265,17 @@ pub enum NodeAct {
         name: String,
         same_credentials: bool,
     },
+    /// `None`: all nodes that wait.
+    Accept {
+        name: Option<String>,
+    },
+    Rotate {
+        name: String,
+    },
+    Decommission {
+        name: String,
+        wipe: bool,
+    },
 }
 
 /// Options of `restore`.
@@ -346,6 +366,8 @@ struct Raw {
     reason: Option<String>,
     same_credentials: bool,
     force: bool,
+    wipe: bool,
+    all: bool,
     out: Option<PathBuf>,
     namespace: Option<String>,
     watch: bool,
@@ -388,6 +410,8 @@ where
             Long("watch") => raw.watch = true,
             Long("same-credentials") => raw.same_credentials = true,
             Long("force") => raw.force = true,
+            Long("wipe") => raw.wipe = true,
+            Long("all") => raw.all = true,
             Long("out") => raw.out = Some(parser.value().map_err(FlagError::Syntax)?.into()),
             Long("empty") => raw.empty = true,
             Long("node") => raw.token.node = Some(text(&mut parser)?),
@@ -491,8 +515,14 @@ fn of_kubeconfig(raw: &Raw) -> [(&'static str, bool); 1] {
     [("--out", raw.out.is_some())]
 }
 
-fn of_node(raw: &Raw) -> [(&'static str, bool); 3] {
-    [("--reason", raw.reason.is_some()), ("--same-credentials", raw.same_credentials), ("--force", raw.force)]
+fn of_node(raw: &Raw) -> [(&'static str, bool); 5] {
+    [
+        ("--reason", raw.reason.is_some()),
+        ("--same-credentials", raw.same_credentials),
+        ("--force", raw.force),
+        ("--wipe", raw.wipe),
+        ("--all", raw.all),
+    ]
 }
 
 fn of_ca(raw: &Raw) -> [(&'static str, bool); 2] {
@@ -627,25 +657,47 @@ fn node(raw: Raw) -> Result<Command, FlagError> {
     refuse("node", &of_kubeconfig(&raw))?;
     refuse("node", &of_token(&raw))?;
     let json = is_json(raw.output.as_deref())?;
-    let (reason, same_credentials, force) = (raw.reason, raw.same_credentials, raw.force);
-    let no_force = [("--force", force)];
-    let no_reason = [("--reason", reason.is_some())];
-    let no_same = [("--same-credentials", same_credentials)];
+    // refuses the flags of other acts
+    let only = |command: &'static str, own: &[&str]| {
+        let others: Vec<_> = of_node(&raw).into_iter().filter(|(flag, _)| !own.contains(flag)).collect();
+        refuse(command, &others)
+    };
     let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
+    let named = |name: &str| name.to_owned();
     let act = match words.as_slice() {
         ["list"] => {
-            refuse("node list", &[no_reason, no_same, no_force].concat())?;
+            only("node list", &[])?;
             NodeAct::List
         }
         ["revoke", name] if is_dns_subdomain(name) => {
-            refuse("node revoke", &no_same)?;
-            NodeAct::Revoke { name: (*name).to_owned(), reason: reason.unwrap_or_default(), force }
+            only("node revoke", &["--reason", "--force"])?;
+            let reason = raw.reason.clone().unwrap_or_default();
+            NodeAct::Revoke { name: named(name), reason, force: raw.force }
         }
         ["readmit", name] if is_dns_subdomain(name) => {
-            refuse("node readmit", &[no_reason, no_force].concat())?;
-            NodeAct::Readmit { name: (*name).to_owned(), same_credentials }
+            only("node readmit", &["--same-credentials"])?;
+            NodeAct::Readmit { name: named(name), same_credentials: raw.same_credentials }
         }
-        words => return Err(value("node", &words.join(" "), "list, revoke NAME or readmit NAME of a node")),
+        ["accept", name] if is_dns_subdomain(name) => {
+            only("node accept NAME", &[])?;
+            NodeAct::Accept { name: Some(named(name)) }
+        }
+        ["accept"] if raw.all => {
+            only("node accept", &["--all"])?;
+            NodeAct::Accept { name: None }
+        }
+        ["rotate", name] if is_dns_subdomain(name) => {
+            only("node rotate", &[])?;
+            NodeAct::Rotate { name: named(name) }
+        }
+        ["decommission", name] if is_dns_subdomain(name) => {
+            only("node decommission", &["--wipe"])?;
+            NodeAct::Decommission { name: named(name), wipe: raw.wipe }
+        }
+        words => {
+            let expected = "list, revoke NAME, readmit NAME, accept NAME or --all, rotate NAME or decommission NAME of a node";
+            return Err(value("node", &words.join(" "), expected));
+        }
     };
     Ok(Command::Node(NodeCommand { data_dir: data_dir(raw.data_dir)?, json, act }))
 }
@@ -890,8 +942,18 @@ mod tests {
         for line in
             ["node", "node list x", "node revoke", "node revoke A", "node forget a", "node revoke a b"]
         {
-            refused(line, "expected list, revoke NAME or readmit NAME");
+            refused(line, "expected list, revoke NAME, readmit NAME, accept NAME");
         }
+        assert_eq!(act("node accept edge-1"), (NodeAct::Accept { name: Some(name.clone()) }, false));
+        assert_eq!(act("node accept --all"), (NodeAct::Accept { name: None }, false));
+        assert_eq!(act("node rotate edge-1"), (NodeAct::Rotate { name: name.clone() }, false));
+        let give_up = |wipe| (NodeAct::Decommission { name: name.clone(), wipe }, false);
+        assert_eq!(act("node decommission edge-1"), give_up(false));
+        assert_eq!(act("node decommission edge-1 --wipe"), give_up(true));
+        refused("node accept edge-1 --all", "--all has no meaning for node accept NAME");
+        refused("node accept", "expected list, revoke NAME, readmit NAME, accept NAME");
+        refused("node rotate a --wipe", "--wipe has no meaning for node rotate");
+        refused("restore f --wipe", "--wipe has no meaning for restore");
         refused("node list --output yaml", "--output is \"yaml\"");
         refused("node list --reason x", "--reason has no meaning for node list");
         refused("node revoke a --same-credentials", "--same-credentials has no meaning for node revoke");

@@ -21,11 +21,12 @@ use tokio::sync::oneshot;
 use kedge_hub_core::identity::default_roles;
 use kedge_hub_core::identity::denied::{self, DENY_LIST_NAME, DENY_LIST_NAMESPACE};
 use kedge_hub_core::kinds::{
-    self, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CONFIG_MAP, Kind, NAMESPACE, POD, SERVICE, SERVICE_ACCOUNT,
-    schema, service, text,
+    self, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CONFIG_MAP, Kind, NAMESPACE, NODE, POD, SERVICE,
+    SERVICE_ACCOUNT, schema, service, text,
 };
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{Fresh, Objects, new_object};
+use kedge_hub_core::restored;
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{Changed, Expect, Query, Start, UNRESERVED, Write, WriteError};
 
@@ -132,6 +133,7 @@ impl Hub {
             loops,
         });
         hub.put_back_denials();
+        hub.mark_restored();
         hub.make_namespaces();
         Ok(hub)
     }
@@ -172,6 +174,46 @@ impl Hub {
             Ok(Ok(Ok(_))) => {}
             why => log::error!("cannot put back denials of before issue number {issued}: {why:?}"),
         }
+    }
+
+    /// Marks the Nodes after a restore, before any node can read its own; the next start goes on if this one is
+    /// killed, or its disk takes no writes.
+    fn mark_restored(&self) {
+        let Some(marker) = &self.marker else { return };
+        let id = marker.known().map_or(0, |known| known.restored);
+        if id == 0 {
+            return;
+        }
+        let mut awaited = Vec::new();
+        for node in self.list(&NODE, "") {
+            let mut value = node.value();
+            if !restored::mark(&mut value, id) {
+                continue;
+            }
+            let (answer, answered) = std::sync::mpsc::channel();
+            let write = Write {
+                kind: &NODE,
+                namespace: String::new(),
+                name: node.name.to_string(),
+                expect: Expect::Revision(node.revision),
+                requires: Vec::new(),
+                new: Some(value),
+                volatile: false,
+                author: None,
+            };
+            self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
+            awaited.push(answered);
+        }
+        let marked = awaited.len();
+        let failed = awaited.into_iter().filter(|answered| !matches!(answered.recv(), Ok(Ok(_)))).count();
+        if failed > 0 {
+            log::error!(
+                "{failed} of {marked} restored nodes may go back to older configurations: they could not be marked"
+            );
+            return;
+        }
+        log::info!("{marked} restored nodes report before they get the assignment of the backup");
+        marker.change(|known| known.restored = 0);
     }
 
     /// Creates the system namespaces and the default roles before the first request, so that the version which
@@ -505,6 +547,21 @@ mod tests {
         });
         hub.close();
         opened.map(drop).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn denial_that_the_store_lacks_is_put_back() {
+        let folder = kedge_rig::Scratch::new("hub-put-back").unwrap();
+        start(&folder).unwrap();
+        let marker = Marker::open(&folder).unwrap();
+        let list = json!({"data": {"node.thief": "", "user.jane": "left"}});
+        marker.change(|known| known.note_list(known.list_revision, &list));
+        for _ in 0..2 {
+            let hub = Hub::open(&folder).unwrap();
+            let found = hub.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME).unwrap().value();
+            assert_eq!(denied::maps(&found), list);
+            hub.close();
+        }
     }
 
     /// A read of one of them would hang, or fill the memory.

@@ -10,6 +10,7 @@
 //! | `requests` | create, update, patch, apply, delete: decide, write, and retry after a concurrent write (`locks`, `fresh`) |
 //! | `controllers`, `probe` | the runner of all controllers; the hub's request to itself |
 //! | `audit`, `denials` | the audit log; explaining denials that end |
+//! | `node_acts` | what a Node asks of the hub: a decision after a restore, the end of a decommissioned node |
 //! | `guard` | which loops make progress; systemd's watchdog |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki` | the certificate authority, serving and client certificates |
@@ -39,6 +40,7 @@ pub mod kubeconfig_command;
 mod locks;
 pub mod logging;
 pub mod memory;
+pub mod node_acts;
 pub mod node_command;
 mod own;
 pub mod pki;

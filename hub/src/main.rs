@@ -19,7 +19,7 @@ use kedge_hub::probe::Probe;
 use kedge_hub::store::{backup, series};
 use kedge_hub::{
     Authorities, Hub, VERSION, addresses, ca_command, controllers, denials, denied_command, guard,
-    kubeconfig_command, logging, node_command, rollout_command, server, token_command,
+    kubeconfig_command, logging, node_acts, node_command, rollout_command, server, token_command,
 };
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
@@ -165,7 +165,8 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     let pki = Arc::new(pki);
     let tools = controllers::Tools { pki: Arc::clone(&pki), probe };
     hub.use_rollout_defaults(options.rollouts);
-    let mut background = match options.fenced {
+    let is_fenced = options.fenced;
+    let mut background = match is_fenced {
         true => {
             log::warn!("fenced: nothing is changed but the Leases of nodes, and no controller runs");
             hub.fence();
@@ -175,6 +176,9 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     };
     background.spawn(renew(Arc::clone(&pki)));
     background.spawn(denials::follow(hub.clone(), pki));
+    if !is_fenced {
+        background.spawn(node_acts::follow(hub.clone()));
+    }
     let (listening, ca, kubeconfig) = (admin_url, shown(&ca), shown(&kubeconfig));
     log::info!("kedge-hub listens on {address}");
     // from here on connections wait in the backlog, so the announced address works already

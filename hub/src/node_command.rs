@@ -1,4 +1,4 @@
-//! `kedge-hub node list|revoke|readmit`: an administrator's command, carried out by the running hub.
+//! `kedge-hub node list|revoke|readmit|accept|rotate|decommission`: an administrator's command, carried out by the running hub.
 //!
 //! Always holds: nothing is decided or written here; the command asks the hub of its data directory, and
 //! without a running hub it fails and changes nothing. Left to others: the request (`asking`), the hub's side
@@ -30,6 +30,12 @@ pub async fn run(command: &NodeCommand) -> Result<String, String> {
         NodeAct::Readmit { name, same_credentials } => {
             ("POST", format!("/kedge/nodes/{name}/readmit"), json!({"sameCredentials": same_credentials}))
         }
+        NodeAct::Accept { name: Some(name) } => ("POST", format!("/kedge/nodes/{name}/accept"), Value::Null),
+        NodeAct::Accept { name: None } => return accept_all(command).await,
+        NodeAct::Rotate { name } => ("POST", format!("/kedge/nodes/{name}/rotate"), Value::Null),
+        NodeAct::Decommission { name, wipe } => {
+            ("POST", format!("/kedge/nodes/{name}/decommission"), json!({"wipe": wipe}))
+        }
     };
     let answer = ask(&command.data_dir, method, &path, &body).await?;
     match (&command.act, command.json) {
@@ -37,6 +43,25 @@ pub async fn run(command: &NodeCommand) -> Result<String, String> {
         (NodeAct::List, false) => Ok(table(&answer)),
         (_, false) => Ok(format!("{}\n", answer["message"].as_str().unwrap_or_default())),
     }
+}
+
+/// Accepts the restored assignment of every node that waits for a decision.
+async fn accept_all(command: &NodeCommand) -> Result<String, String> {
+    let all = ask(&command.data_dir, "GET", "/kedge/nodes", &Value::Null).await?;
+    let nodes = all["nodes"].as_array().map_or(&[][..], Vec::as_slice);
+    let waiting = nodes.iter().filter(|node| node["state"] == "AwaitingDecision");
+    let (mut out, mut accepted) = (String::new(), Vec::new());
+    for name in waiting.filter_map(|node| node["name"].as_str()) {
+        let path = format!("/kedge/nodes/{name}/accept");
+        let answer = ask(&command.data_dir, "POST", &path, &Value::Null).await?;
+        out.push_str(&format!("{}\n", answer["message"].as_str().unwrap_or_default()));
+        accepted.push(name);
+    }
+    Ok(match command.json {
+        true => format!("{:#}\n", json!({"accepted": accepted})),
+        false if accepted.is_empty() => "no node waits for a decision\n".to_owned(),
+        false => out,
+    })
 }
 
 fn table(answer: &Value) -> String {

@@ -27,6 +27,7 @@ mod pod_security;
 pub mod protobuf;
 pub mod quantity;
 pub mod requests;
+pub mod restored;
 pub mod selector;
 pub mod state;
 pub mod summary;

@@ -5,6 +5,7 @@
 //! before the answer; the Node object stays, with an annotation and an event that explain it. Left to others:
 //! the meaning of an entry (`kedge_hub_core::identity::denied`).
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use http::Response;
@@ -16,6 +17,7 @@ use super::respond::{self, Body};
 use super::route::AccessVerb;
 use crate::denials::REVOKED_ANNOTATION;
 use crate::fresh::now_text;
+use crate::node_acts::DECOMMISSION;
 use crate::pki::is_dns_subdomain;
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
@@ -25,7 +27,12 @@ use kedge_hub_core::identity::denied::{self, Change, DENY_LIST_NAME, DENY_LIST_N
 use kedge_hub_core::kinds::{CONFIG_MAP, EVENT, LEASE, NODE};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::{Part, Place, WriteOptions};
+use kedge_hub_core::restored;
 use kedge_hub_core::value::{at, rfc3339, text};
+
+/// Annotation of a Node: certificates with this issue number, a lower one, or none are to be exchanged now.
+/// Nodes may not write it.
+const ROTATE: &str = "kedge.dev/rotate";
 
 /// The nodes that are registered or have an entry in the deny list, by name.
 pub(super) fn list(context: &RequestContext<'_>) -> Response<Body> {
@@ -42,6 +49,8 @@ pub(super) fn list(context: &RequestContext<'_>) -> Response<Body> {
         .map(|name| {
             let state = match hub.get(&NODE, "", name) {
                 _ if denied.is_revoked(name) => "Revoked",
+                Some(node) if restored::awaits_decision(&node.value()) => "AwaitingDecision",
+                Some(node) if is_given_up(&node.value()) => "Decommissioning",
                 Some(node) => ready_state(&node.value()),
                 None => "NotRegistered",
             };
@@ -68,6 +77,12 @@ fn date(time: i64) -> Option<String> {
     OffsetDateTime::from_unix_timestamp(time).ok().map(rfc3339)
 }
 
+/// Whether a node was asked to give up and has not yet done so.
+fn is_given_up(node: &Value) -> bool {
+    let asked = text(node, &["metadata", "annotations", DECOMMISSION]);
+    asked.split(',').next().is_some_and(|uid| !uid.is_empty() && uid == text(node, &["metadata", "uid"]))
+}
+
 /// The state of a node that may connect, by its condition Ready.
 fn ready_state(node: &Value) -> &'static str {
     let conditions = at(node, &["status", "conditions"]).and_then(Value::as_array);
@@ -79,7 +94,7 @@ fn ready_state(node: &Value) -> &'static str {
     }
 }
 
-/// Revokes or readmits a node; the body may give a `reason` and `sameCredentials`.
+/// Performs an administrator's act on a node. The body may give a `reason`, `sameCredentials`, `force` and `wipe`.
 pub(super) async fn change(
     context: &RequestContext<'_>,
     node: &str,
@@ -95,10 +110,84 @@ pub(super) async fn change(
         [] => Value::Null,
         body => decode::json(body)?.0,
     };
+    match verb {
+        AccessVerb::Revoke => access(context, node, Access::Revoke, &body).await,
+        AccessVerb::Readmit => access(context, node, Access::Readmit, &body).await,
+        AccessVerb::Accept | AccessVerb::Rotate | AccessVerb::Decommission => {
+            ask(context, node, verb, body["wipe"] == true).await
+        }
+    }
+}
+
+/// A change of the deny list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Revoke,
+    Readmit,
+}
+
+/// Asks something of a node, by an annotation of its Node; or accepts the assignment of a restored one.
+async fn ask(
+    context: &RequestContext<'_>,
+    node: &str,
+    verb: AccessVerb,
+    wipe: bool,
+) -> Result<Response<Body>, ApiError> {
+    let hub = &context.server.hub;
+    let numbers = Arc::clone(hub.issue_numbers());
+    // also those that other processes took
+    let issued = tokio::task::spawn_blocking(move || numbers.refreshed()).await;
+    let issued = issued.map_err(|_| ApiError::internal("the counter failed"))?;
+    let waited = AtomicBool::new(false);
+    // an administrator who was revoked meanwhile changes nothing
+    let admit = |_: Option<&Value>, _: &Value| context.identity_now().map(drop);
+    let options = WriteOptions { admit: &admit, ..WriteOptions::internal() };
+    let place = Place { kind: &NODE, namespace: "", name: node };
+    let compute = |found: &Object, mut value: Value| {
+        let annotation = match verb {
+            AccessVerb::Rotate => Some((ROTATE, issued.to_string())),
+            AccessVerb::Decommission => {
+                Some((DECOMMISSION, format!("{}{}", found.uid, if wipe { ",wipe" } else { "" })))
+            }
+            _ => None,
+        };
+        match annotation {
+            Some((key, text)) => value["metadata"]["annotations"][key] = text.into(),
+            None => waited.store(restored::accept(&mut value), Ordering::Relaxed),
+        }
+        Ok(value)
+    };
+    requests::edit(hub, &place, Part::All, &options, compute).await?;
+    if verb == AccessVerb::Accept && !waited.into_inner() {
+        return Err(ApiError::conflict_because(&NODE, node, "it does not wait for a decision"));
+    }
+    let by = context.identity.as_ref().map_or("", |identity: &Identity| &identity.user);
+    let message = match verb {
+        AccessVerb::Rotate => {
+            format!("{by} asked node {node} for new credentials: it exchanges them at its next contact")
+        }
+        AccessVerb::Decommission => format!(
+            "{by} asked node {node} to give up: it ends its pods and removes its state{}; then it is denied and its Node deleted. \
+             A device that is stolen or never comes back needs `kedge-hub node revoke {node}`",
+            if wipe { " and wipes its disk" } else { "" }
+        ),
+        _ => format!("{by} accepted the restored assignment of node {node}"),
+    };
+    log::info!("{message}");
+    Ok(respond::json(200, &json!({"name": node, "message": message})))
+}
+
+/// Revokes or readmits a node.
+async fn access(
+    context: &RequestContext<'_>,
+    node: &str,
+    verb: Access,
+    body: &Value,
+) -> Result<Response<Body>, ApiError> {
     let same = body["sameCredentials"] == true;
     // the command sends `force: false`, so that a mistyped name does not leave the stolen node in. A program
     // that uses the API has its names from elsewhere, and may know of nodes that this hub does not
-    if verb == AccessVerb::Revoke && body["force"] == false && !is_known(context, node).await {
+    if verb == Access::Revoke && body["force"] == false && !is_known(context, node).await {
         return Err(ApiError {
             message: format!(
                 "no node {node:?} is known: no Node, no Lease, no entry of the deny list and no credentials in the audit log have this \
@@ -115,29 +204,29 @@ pub(super) async fn change(
     let before = enter(context, |config_map| {
         let entry = explanation(config_map, node);
         match verb {
-            AccessVerb::Revoke => change.revoke(config_map, node),
-            AccessVerb::Readmit if entry.is_null() => {}
-            AccessVerb::Readmit if same => change.forget(config_map, node),
-            AccessVerb::Readmit => change.readmit(config_map, node),
+            Access::Revoke => change.revoke(config_map, node),
+            Access::Readmit if entry.is_null() => {}
+            Access::Readmit if same => change.forget(config_map, node),
+            Access::Readmit => change.readmit(config_map, node),
         }
         entry
     })
     .await?;
-    if verb == AccessVerb::Readmit && before.is_null() {
+    if verb == Access::Readmit && before.is_null() {
         return Err(ApiError {
             message: format!("node {node:?} is not revoked"),
             ..ApiError::not_found(&NODE, node)
         });
     }
     let message = match verb {
-        AccessVerb::Revoke if reason.is_empty() => {
+        Access::Revoke if reason.is_empty() => {
             format!("{by} revoked the credentials of node {node}")
         }
-        AccessVerb::Revoke => format!("{by} revoked the credentials of node {node}: {reason}"),
-        AccessVerb::Readmit if same => {
+        Access::Revoke => format!("{by} revoked the credentials of node {node}: {reason}"),
+        Access::Readmit if same => {
             format!("{by} readmitted node {node} with the credentials that it has")
         }
-        AccessVerb::Readmit => format!("{by} readmitted node {node}; it needs new credentials"),
+        Access::Readmit => format!("{by} readmitted node {node}; it needs new credentials"),
     };
     log::info!("{message}");
     explain(context, node, verb, &message, &time).await;
@@ -163,7 +252,7 @@ async fn is_known(context: &RequestContext<'_>, node: &str) -> bool {
 
 /// Takes the issue number of a change: greater than those of all credentials so far. A revocation that finds
 /// none on a full disk does with the highest one.
-async fn take_number(context: &RequestContext<'_>, node: &str, verb: AccessVerb) -> Result<u64, ApiError> {
+async fn take_number(context: &RequestContext<'_>, node: &str, verb: Access) -> Result<u64, ApiError> {
     let hub = Arc::clone(&context.server.hub);
     // a credential of before this directory was replaced by an older copy may have shown a greater number
     let newest = context.server.credentials.newest_issue(node);
@@ -177,11 +266,11 @@ async fn take_number(context: &RequestContext<'_>, node: &str, verb: AccessVerb)
         tokio::task::spawn_blocking(take).await.map_err(|_| ApiError::internal("the counter failed"))?;
     match (taken, verb) {
         (Ok(number), _) => Ok(number),
-        (Err(error), AccessVerb::Revoke) => {
+        (Err(error), Access::Revoke) => {
             log::warn!("node {node:?} is revoked without an issue number of its own: {error}");
             Ok(highest)
         }
-        (Err(error), AccessVerb::Readmit) => {
+        (Err(error), Access::Readmit) => {
             Err(ApiError::internal(format!("cannot take an issue number: {error}")))
         }
     }
@@ -239,26 +328,26 @@ async fn enter<T: Send + Default>(
 
 /// Explains the change on the Node, if it exists. A failure here is only logged, because the change itself
 /// was made.
-async fn explain(context: &RequestContext<'_>, node: &str, verb: AccessVerb, message: &str, time: &str) {
+async fn explain(context: &RequestContext<'_>, node: &str, verb: Access, message: &str, time: &str) {
     let hub = &context.server.hub;
     let Some(found) = hub.get(&NODE, "", node) else { return };
     let annotated = hub.update(&NODE, "", node, |object| {
         let annotations = &mut object["metadata"]["annotations"];
         match (verb, annotations.as_object_mut()) {
-            (AccessVerb::Revoke, _) => annotations[REVOKED_ANNOTATION] = format!("{time}: {message}").into(),
-            (AccessVerb::Readmit, Some(annotations)) => drop(annotations.remove(REVOKED_ANNOTATION)),
-            (AccessVerb::Readmit, None) => {}
+            (Access::Revoke, _) => annotations[REVOKED_ANNOTATION] = format!("{time}: {message}").into(),
+            (Access::Readmit, Some(annotations)) => drop(annotations.remove(REVOKED_ANNOTATION)),
+            (Access::Readmit, None) => {}
         }
     });
     let annotated = annotated.await.map(drop);
     let reason = match verb {
-        AccessVerb::Revoke => "NodeRevoked",
-        AccessVerb::Readmit => "NodeReadmitted",
+        Access::Revoke => "NodeRevoked",
+        Access::Readmit => "NodeReadmitted",
     };
     let event = json!({
         "metadata": {"generateName": format!("{node}-"), "namespace": kedge_api::CLUSTER_EVENT_NAMESPACE},
         "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": &*found.uid},
-        "reason": reason, "message": message, "type": if verb == AccessVerb::Revoke { "Warning" } else { "Normal" },
+        "reason": reason, "message": message, "type": if verb == Access::Revoke { "Warning" } else { "Normal" },
         "source": {"component": "kedge-hub"}, "reportingComponent": "kedge-hub", "reportingInstance": "",
         "firstTimestamp": time, "lastTimestamp": time, "count": 1,
     });

@@ -58,7 +58,7 @@ pub(super) enum Route {
     Denials,
     /// `/kedge/denials/KEY/lift`: ends one denial.
     DenialLift { key: String },
-    /// `/kedge/nodes/NAME/revoke` and `readmit`.
+    /// `/kedge/nodes/NAME/revoke`, `readmit`, `accept`, `rotate` and `decommission`.
     NodeAccess { node: String, verb: AccessVerb },
     /// `/api/v1/nodes/NAME/proxy/...`: a request to the node's own API.
     NodeProxy { node: String, path: Vec<String> },
@@ -82,6 +82,9 @@ pub(super) enum Route {
 pub(super) enum AccessVerb {
     Revoke,
     Readmit,
+    Accept,
+    Rotate,
+    Decommission,
 }
 
 impl AccessVerb {
@@ -89,6 +92,9 @@ impl AccessVerb {
         match self {
             AccessVerb::Revoke => "revoke",
             AccessVerb::Readmit => "readmit",
+            AccessVerb::Accept => "accept",
+            AccessVerb::Rotate => "rotate",
+            AccessVerb::Decommission => "decommission",
         }
     }
 }
@@ -169,6 +175,9 @@ pub(super) fn parse(path: &str) -> Route {
         ["kedge", "denials", key, "lift"] => Route::DenialLift { key: (*key).to_owned() },
         ["kedge", "nodes", node, "revoke"] => node_access(node, AccessVerb::Revoke),
         ["kedge", "nodes", node, "readmit"] => node_access(node, AccessVerb::Readmit),
+        ["kedge", "nodes", node, "accept"] => node_access(node, AccessVerb::Accept),
+        ["kedge", "nodes", node, "rotate"] => node_access(node, AccessVerb::Rotate),
+        ["kedge", "nodes", node, "decommission"] => node_access(node, AccessVerb::Decommission),
         _ => Route::Unknown,
     }
 }
@@ -368,6 +377,9 @@ mod tests {
         check("/kedge/authorities", "Authorities");
         check("/kedge/nodes/a/revoke", "NodeAccess { node: \"a\", verb: Revoke }");
         check("/kedge/nodes/a/readmit", "NodeAccess { node: \"a\", verb: Readmit }");
+        check("/kedge/nodes/a/accept", "NodeAccess { node: \"a\", verb: Accept }");
+        check("/kedge/nodes/a/rotate", "NodeAccess { node: \"a\", verb: Rotate }");
+        check("/kedge/nodes/a/decommission", "NodeAccess { node: \"a\", verb: Decommission }");
         check("/kedge/nodes/a", "Unknown");
         check("/kedge/denials", "Denials");
         check("/kedge/denials/user.a/lift", "DenialLift { key: \"user.a\" }");

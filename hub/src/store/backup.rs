@@ -333,16 +333,18 @@ pub fn restore(data_dir: &Path, from: &Path, forget: bool) -> Result<Restored, O
     let reserved = before.raised(judged.content.reserved);
     let of_backup = judged.list;
     let mut list = of_backup.clone();
+    let denials = |lifted: Vec<denied::Lifted>| lifted.into_iter().map(|one| one.denial).collect::<Vec<_>>();
     if !forget {
         denied::unite(&mut list, &before.denied);
-        deny_by_log(data_dir, &mut list, judged.issued)?;
     }
-    let denials = |lifted: Vec<denied::Lifted>| lifted.into_iter().map(|one| one.denial).collect::<Vec<_>>();
-    let kept = denials(denied::lifted(&list, &of_backup));
     let back = match before.is_known {
         true => denials(denied::lifted(&list, &before.denied)),
         false => Vec::new(),
     };
+    if !forget {
+        deny_by_log(data_dir, &mut list, judged.issued)?;
+    }
+    let kept = denials(denied::lifted(&list, &of_backup));
     // before anything is replaced: a number too many harms nobody
     let numbers = IssueNumbers::open(data_dir).map_err(|error| wrong(data_dir, error))?;
     let above = numbers.refreshed().max(judged.issued).saturating_add(issue_numbers::RAISE);
@@ -930,6 +932,40 @@ mod tests {
         assert_eq!(denied_in(&data).0.len(), 3);
         // a second restore removes no denial
         assert_eq!(restore(&data, &file, false).unwrap().kept.len(), 2);
+    }
+
+    #[test]
+    fn restore_raises_the_issue_number_and_voids_tokens() {
+        let folder = scratch("numbers");
+        let (data, file) = (folder.join("data"), folder.join("b"));
+        let secret = |name: &str, sort: &str| {
+            json!({"metadata": {"name": name, "namespace": "kube-system"}, "type": sort}).to_string()
+        };
+        let (token, other) =
+            (secret("bootstrap-token-a", "bootstrap.kubernetes.io/token"), secret("s", "Opaque"));
+        let put = |name: &'static str, revision: u64, json: &'static str| Change::Put {
+            resource: "secrets",
+            namespace: "kube-system",
+            name,
+            revision,
+            json: json.as_bytes(),
+        };
+        let [token, other] = [token, other].map(|text| &*text.leak());
+        run(&data, &[put("bootstrap-token-a", 5, token), put("s", 6, other)], 100);
+        let numbers = IssueNumbers::open(&data).unwrap();
+        numbers.raise_to(7).unwrap();
+        backup(&data, &file).unwrap();
+        numbers.raise_to(9).unwrap();
+        let done = restore(&data, &file, false).unwrap();
+        assert_eq!(done.voided, ["bootstrap-token-a"]);
+        assert_eq!(found(&data).0, ["s"]);
+        assert_eq!(IssueNumbers::open(&data).unwrap().take().unwrap(), 10 + issue_numbers::RAISE);
+        let known = Marker::open(&data).unwrap().known().unwrap();
+        assert_eq!((known.issued, known.restored), (9 + issue_numbers::RAISE, known.reserved.common));
+        // elsewhere the backup's own number counts
+        let other = folder.join("other");
+        restore(&other, &file, false).unwrap();
+        assert_eq!(IssueNumbers::open(&other).unwrap().take().unwrap(), 8 + issue_numbers::RAISE);
     }
 
     #[test]

@@ -532,3 +532,97 @@ fn restore_keeps_the_last_act_on_a_node() {
     }
     assert_eq!(hub.node("b").get("/api").code, 200, "readmitted since");
 }
+
+/// Waits until `look` gives something.
+fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn restore_lowers_no_assignment_without_a_person() {
+    let data = scratch();
+    let (place, file) = (data.path().join("hub"), data.path().join("backup"));
+    let hub = Hub::start(&place);
+    let mut admin = hub.admin();
+    let maps = "/api/v1/namespaces/default/configmaps";
+    let name = ["edge-1", "edge-2"];
+    let kubeconfigs = name.map(|name| hub.command(&["node-kubeconfig", name]).out);
+    let report = |node: &mut Client, name: &str, map: &Value| {
+        let meta = &map["metadata"];
+        let source = json!({"namespace": "default", "name": meta["name"], "kubeletConfigKey": "kubelet",
+            "uid": meta["uid"], "resourceVersion": meta["resourceVersion"]});
+        let status = json!({"status": {"config": {"assigned": {"configMap": source}, "error": null}}});
+        node.patch("merge", &format!("{NODES}/{name}/status"), &status).expect(200);
+    };
+    let first =
+        admin.post(maps, &json!({"metadata": {"name": "config"}, "data": {"kubelet": "a"}})).expect(201);
+    for (name, kubeconfig) in name.iter().zip(&kubeconfigs) {
+        let mut node = Client::new(kubeconfig, &hub.url);
+        register(&mut node, name);
+        let source =
+            json!({"configMap": {"namespace": "default", "name": "config", "kubeletConfigKey": "kubelet"}});
+        let assigned = json!({"spec": {"configSource": source}});
+        admin.patch("merge", &format!("{NODES}/{name}"), &assigned).expect(200);
+        report(&mut node, name, &first);
+    }
+    ok(&hub.command(&["backup", file.to_str().unwrap()]));
+    let config = format!("{maps}/config");
+    let second = admin.patch("merge", &config, &json!({"data": {"kubelet": "b"}})).expect(200);
+    report(&mut Client::new(&kubeconfigs[0], &hub.url), "edge-1", &second);
+    hub.terminate();
+    ok(&command(&["restore", file.to_str().unwrap(), "--data-dir", place.to_str().unwrap()]));
+    let hub = Hub::start(&place);
+    let mut nodes = [0, 1].map(|at| Client::new(&kubeconfigs[at], &hub.url));
+    for node in &mut nodes {
+        let refused = node.get(&config);
+        assert_eq!(refused.code, 403);
+        assert!(refused.json()["message"].as_str().unwrap().contains("the hub was restored"), "{refused:?}");
+    }
+    report(&mut nodes[0], "edge-1", &second);
+    report(&mut nodes[1], "edge-2", &first);
+    // the one that has what the store has goes on by itself
+    until(|| Some(()).filter(|()| nodes[1].get(&config).code == 200));
+    until(|| Some(()).filter(|()| listed(&hub, "edge-1")["state"] == "AwaitingDecision"));
+    assert_eq!(nodes[0].get(&config).code, 403);
+    let taken = json!({"metadata": {"annotations": {"kedge.dev/restored": null}}});
+    assert_eq!(nodes[0].patch("merge", &format!("{NODES}/edge-1"), &taken).code, 403, "a person decides");
+    assert!(ok(&hub.command(&["node", "accept", "--all"])).contains("edge-1"));
+    nodes[0].get(&config).expect(200);
+    assert_ne!(listed(&hub, "edge-1")["state"], "AwaitingDecision");
+    let again = hub.command(&["node", "accept", "edge-1"]);
+    assert!(again.err.contains("it does not wait for a decision"), "{}", again.err);
+}
+
+#[test]
+fn decommissioned_node_is_denied_and_deleted() {
+    let hub = Hub::new();
+    let mut node = hub.node("edge-1");
+    register(&mut node, "edge-1");
+    let path = format!("{NODES}/edge-1");
+    let done = json!({"status": {"conditions": [{"type": "Decommissioned", "status": "True"}]}});
+    node.patch("strategic-merge", &format!("{path}/status"), &done).expect(200);
+    for key in ["decommission", "rotate", "restored"] {
+        let own = json!({"metadata": {"annotations": {format!("kedge.dev/{key}"): "1"}}});
+        assert_eq!(node.patch("merge", &path, &own).code, 403, "{key}");
+    }
+    ok(&hub.command(&["node", "rotate", "edge-1"]));
+    let object = node.get(&path).expect(200);
+    assert!(
+        object["metadata"]["annotations"]["kedge.dev/rotate"].as_str().unwrap().parse::<u64>().unwrap() > 0
+    );
+    // it said so before anybody asked; now it counts
+    ok(&hub.command(&["node", "decommission", "edge-1", "--wipe"]));
+    until(|| Some(()).filter(|()| hub.admin().get(&path).code == 404));
+    assert_eq!(node.another().get("/api").code, 401);
+    let listed = hub.command(&["denied", "list"]);
+    assert!(ok(&listed).contains("decommissioned"), "{}", listed.out);
+    // the name is free for another device
+    let mut new = hub.node("edge-1");
+    register(&mut new, "edge-1");
+    assert_eq!(node.another().get("/api").code, 401);
+}

@@ -11,6 +11,7 @@ use super::authorizer::{Authorizer, Opinion};
 use super::identity::Identity;
 use crate::kinds::{by_resource, pod};
 use crate::object::Reference;
+use crate::restored;
 use kedge_api::{NODE_LEASE_NAMESPACE, NODE_USER_PREFIX};
 
 /// Upstream's Node authorizer: it has an opinion only on requests of nodes.
@@ -126,6 +127,12 @@ fn authorize_referenced(node: &str, request: &Attributes, view: &dyn ClusterView
         return Err("can only read resources of this type".to_owned());
     }
     check_named(request)?;
+    if request.resource == "configmaps"
+        && let Some(own) = view.object("nodes", "", node)
+        && let Some(why) = restored::reading_complaint(&own, request.namespace, request.requested_name())
+    {
+        return Err(why.to_owned());
+    }
     authorize_if_referenced(node, request, view)
 }
 
