@@ -396,7 +396,7 @@ fn read_only_disk_still_starts_and_recovers_without_restart() {
             let store = rusqlite::Connection::open(board.data.join("state.db")).unwrap();
             let gone = "DELETE FROM objects WHERE namespace IN ('kube-public', 'kube-node-lease')
                 AND resource <> 'leases.coordination.k8s.io' OR name = 'kube-public'";
-            assert_eq!(store.execute(gone, []).unwrap(), 5);
+            assert_eq!(store.execute(gone, []).unwrap(), 6);
         }
         // after a kill the log holds everything, after a stop nothing
         let before: Vec<_> = files(&board.data);

@@ -134,6 +134,22 @@ const PROOFS: &[(&str, &str)] = &[
     ("request rate", "src/server/limits.rs: debt_of_a_node_ends_after_twenty_seconds"),
     ("request rate", "src/server/limits.rs: renewals_have_a_rate_of_their_own"),
     ("request rate", "src/server/connection.rs: work_for_an_answer_is_paid_for_by_its_caller"),
+    (
+        "wrong bootstrap tokens of one network (an address, or a /64 of IPv6)",
+        "tests/api/bootstrap.rs: guesses_end_after_ten_a_minute",
+    ),
+    (
+        "wrong bootstrap tokens of one network (an address, or a /64 of IPv6)",
+        "src/server/guesses.rs: million_guesses_are_mostly_not_compared",
+    ),
+    (
+        "uses of a bootstrap token that are counted",
+        "core/src/identity/bootstrap_token.rs: wrong_secret_is_refused_in_words",
+    ),
+    (
+        "signatures in `kube-public/cluster-info`",
+        "core/src/controllers/bootstrap_tokens.rs: many_tokens_do_not_make_it_large",
+    ),
     ("watches", "tests/limits.rs: one_node_has_its_limits"),
     ("watches", "tests/attacks.rs: watch_that_is_not_read_keeps_little"),
     (
@@ -157,11 +173,19 @@ const PROOFS: &[(&str, &str)] = &[
         "stored for one caller without the admin group",
         "tests/api/lifecycles.rs: node_fills_its_own_quota_only",
     ),
+    (
+        "stored for one caller without the admin group",
+        "core/src/requests/allowance.rs: token_for_a_fleet_has_room_for_its_requests",
+    ),
     ("written by such a caller", "tests/api/lifecycles.rs: node_fills_its_own_quota_only"),
     ("written by such a caller", "tests/limits.rs: one_node_has_its_limits"),
     ("entries of the deny list (`kube-system/kedge-denied`)", "tests/limits.rs: objects_have_their_limits"),
     ("certificate requests", "tests/limits.rs: old_certificate_requests_are_deleted"),
     ("certificate requests", "core/src/controllers/certificates.rs: requests_are_removed_when_over"),
+    (
+        "certificate requests",
+        "core/src/controllers/tests/bootstrap_tokens.rs: fleet_joins_by_one_token_without_an_end",
+    ),
     (
         "lines in the audit log of one identity without the admin group",
         "tests/api/audit.rs: noise_leaves_an_administrators_line_where_it_is",

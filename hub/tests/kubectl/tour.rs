@@ -172,7 +172,7 @@ fn config_maps_are_created_from_files_and_literals() {
         kubectl.ok("create cm in-another --from-literal=a=1 -n kube-public");
         assert_eq!(
             kubectl.ok("get cm -n kube-public -o name"),
-            "configmap/in-another\nconfigmap/kube-root-ca.crt\n"
+            "configmap/cluster-info\nconfigmap/in-another\nconfigmap/kube-root-ca.crt\n"
         );
         contains(
             &kubectl.fails("create cm x --from-literal=a=1 -n nowhere"),
