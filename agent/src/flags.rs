@@ -6,9 +6,10 @@
 
 use crate::help;
 use crate::images::DEFAULT_PRELOADED;
+use crate::join::discovery;
 use crate::options::{
-    AgentOptions, AttachOptions, CheckOptions, ExecOptions, ImagesOptions, LocalFiles, LogsOptions, Output,
-    Places, PortOptions, RuntimeOptions, SessionOptions, Task, UpdateOptions,
+    AgentOptions, AttachOptions, CheckOptions, ExecOptions, ImagesOptions, JoinOptions, LocalFiles,
+    LogsOptions, Output, Places, PortOptions, RuntimeOptions, SessionOptions, Task, UpdateOptions,
 };
 use crate::service;
 use kedge_api::{Timestamp, labels, names};
@@ -26,6 +27,9 @@ use std::time::Duration;
 /// The directory of drop-ins unless `--config-dir` gives another; it need not exist.
 pub const DEFAULT_CONFIG_DIR: &str = "/etc/kedge/config.d";
 
+/// How long `kedge join` waits: a person may have to approve.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+
 /// Where Debian puts crun.
 const DEFAULT_CRUN: &str = "/usr/bin/crun";
 
@@ -37,6 +41,8 @@ pub enum Command {
     RecordExit(Places),
     /// `kedge record-exit to-disk`, which `record-exit` starts.
     CopyExitRecord(Places),
+    /// Make this machine a node.
+    Join(Box<JoinOptions>),
     /// Show a running agent's state.
     Status(Places, Output),
     /// Look at everything between the node and its API server.
@@ -172,6 +178,7 @@ struct Raw {
     dynamic_config: Option<bool>,
     reboots: bool,
     allows_older: bool,
+    skips_authority: bool,
     timestamps: bool,
     previous: bool,
     follow: bool,
@@ -183,7 +190,7 @@ struct Raw {
 }
 
 /// Flags that take one text.
-const TEXTS: [&str; 21] = [
+const TEXTS: [&str; 26] = [
     "root-dir",
     "dynamic-config-dir",
     "run-dir",
@@ -191,6 +198,11 @@ const TEXTS: [&str; 21] = [
     "config-dir",
     "init-config-dir",
     "kubeconfig",
+    "bootstrap-kubeconfig",
+    "token-file",
+    "ca-cert-hash",
+    "node-name",
+    "timeout",
     "hostname-override",
     "node-labels",
     "environment-file",
@@ -209,10 +221,11 @@ const TEXTS: [&str; 21] = [
 
 /// The others, as [`Raw::take`] reads them.
 #[cfg(test)]
-const OTHERS: [&str; 17] = [
+const OTHERS: [&str; 18] = [
     "output",
     "reboot",
     "allow-older",
+    "unsafe-skip-ca-verification",
     "timestamps",
     "previous",
     "follow",
@@ -248,6 +261,7 @@ impl Raw {
             "output" => self.output = Some(output(&parser.value()?.string()?)?),
             "reboot" => self.reboots = true,
             "allow-older" => self.allows_older = true,
+            "unsafe-skip-ca-verification" => self.skips_authority = true,
             "timestamps" => self.timestamps = boolean(name, parser)?,
             "previous" => self.previous = boolean(name, parser)?,
             "follow" => self.follow = boolean(name, parser)?,
@@ -279,6 +293,11 @@ impl Raw {
                 let verbosity = number("v", parser)?;
                 self.set("v", json!({"logging": {"verbosity": verbosity}}));
             }
+            // kubeadm's flag
+            "token" => {
+                let why = "--token would show the token to every user of this machine: --token-file FILE, or - for standard input";
+                return Err(UsageError(why.into()));
+            }
             other => return Err(UsageError(format!("unknown flag --{other}"))),
         }
         Ok(())
@@ -298,6 +317,8 @@ impl Raw {
             ["agent"] => Command::Agent(Box::new(self.agent()?)),
             ["record-exit"] => Command::RecordExit(self.places()),
             ["record-exit", "to-disk"] => Command::CopyExitRecord(self.places()),
+            ["join", server] => Command::Join(Box::new(self.join(server)?)),
+            ["join", ..] => return Err(UsageError("join needs the server's URL, https://HOST:PORT".into())),
             ["status"] => Command::Status(self.places(), output),
             ["doctor", "write"] => Command::DoctorWrite(self.places()),
             // commands about the configured agent read the flags of its service too
@@ -400,6 +421,45 @@ impl Raw {
             follow: self.follow,
             agent: self.service_agent()?,
         })
+    }
+
+    fn join(mut self, server: &str) -> Result<JoinOptions, UsageError> {
+        let token_file = self.text("token-file").ok_or_else(|| {
+            UsageError("join needs --token-file FILE (- for standard input), with a token that kedge-hub token create made".into())
+        })?;
+        let pins = match (self.text("ca-cert-hash"), self.skips_authority) {
+            (Some(_), true) => {
+                return Err(UsageError(
+                    "--ca-cert-hash and --unsafe-skip-ca-verification are both given".into(),
+                ));
+            }
+            (Some(text), false) => {
+                discovery::pins(&text).map_err(|why| UsageError(format!("--ca-cert-hash has {why}")))?
+            }
+            (None, true) => Vec::new(),
+            (None, false) => {
+                return Err(UsageError(
+                    "join needs --ca-cert-hash sha256:HEX, or any server could take this node: it is in the line that kedge-hub token \
+                     create prints on the hub"
+                        .into(),
+                ));
+            }
+        };
+        let node_name = self.text("node-name");
+        if let Some(name) = &node_name {
+            check_node_name(name)?;
+        }
+        let timeout = match self.text("timeout") {
+            None => JOIN_TIMEOUT,
+            Some(text) => {
+                let nanos = duration::parse(&text).and_then(|nanos| u64::try_from(nanos).ok());
+                nanos.map(Duration::from_nanos).ok_or_else(|| {
+                    UsageError(format!("--timeout is {text:?}, expected a duration such as 10m"))
+                })?
+            }
+        };
+        let server = server.to_owned();
+        Ok(JoinOptions { server, token_file, pins, node_name, timeout, agent: self.service_agent()? })
     }
 
     fn exec(mut self, pod: &str, command: &[&str]) -> Result<ExecOptions, UsageError> {
@@ -535,6 +595,10 @@ impl Raw {
             places,
             local,
             kubeconfig: self.text("kubeconfig").filter(|file| !file.is_empty()).map(PathBuf::from),
+            bootstrap_kubeconfig: self
+                .text("bootstrap-kubeconfig")
+                .filter(|file| !file.is_empty())
+                .map(PathBuf::from),
             node_name,
             dynamic_config: self.dynamic_config.unwrap_or(true),
             node_labels: self.node_labels,
@@ -721,6 +785,16 @@ mod tests {
     }
 
     #[test]
+    fn join_takes_the_printed_line() {
+        let hash = "a1".repeat(32);
+        let line =
+            format!("join https://hub:6443 --ca-cert-hash sha256:{hash} --token-file - --node-name edge-7");
+        let Ok(Command::Join(options)) = parsed(&line) else { panic!("{line}") };
+        assert_eq!((options.server.as_str(), options.token_file.as_str()), ("https://hub:6443", "-"));
+        assert_eq!((options.pins, options.node_name.as_deref()), (vec![[0xa1; 32]], Some("edge-7")));
+    }
+
+    #[test]
     fn lone_v_asks_for_the_version() {
         assert!(matches!(parsed("-v"), Ok(Command::Version(_))));
         assert!(
@@ -754,6 +828,23 @@ mod tests {
             ),
             ("agent --v loud", "--v is \"loud\", expected a number"),
             ("config forgive", "needs a UID"),
+            ("join --token-file -", "join needs the server's URL"),
+            ("join https://hub:6443", "join needs --token-file"),
+            (
+                "join https://hub:6443 --token abc123.0123456789abcdef",
+                "every user of this machine: --token-file FILE",
+            ),
+            (
+                "join https://hub:6443 --token-file -",
+                "join needs --ca-cert-hash sha256:HEX, or any server could",
+            ),
+            ("join https://hub:6443 --token-file - --ca-cert-hash sha256:12", "expected sha256: and 64"),
+            ("join h --token-file - --ca-cert-hash x --unsafe-skip-ca-verification", "are both given"),
+            ("join h --token-file - --unsafe-skip-ca-verification --node-name Edge_7", "is not a Node name"),
+            (
+                "join h --token-file - --unsafe-skip-ca-verification --timeout soon",
+                "expected a duration such as 10m",
+            ),
             ("exec -it prod/web", "exec needs one pod, [NAMESPACE/]NAME, and -- COMMAND"),
             ("attach -it", "attach needs one pod, [NAMESPACE/]NAME"),
             ("status --output yaml", "expected text or json"),

@@ -10,8 +10,9 @@ use kedge_core::kubelet::schema::distance;
 pub(crate) type Page = &'static [&'static str];
 
 /// Commands by their first word, and the page of each.
-const PAGES: [(&str, Page); 22] = [
+const PAGES: [(&str, Page); 23] = [
     ("agent", &[AGENT]),
+    ("join", &[JOIN, SERVICE, PLACES]),
     ("status", &[STATUS, PLACES, OUTPUT]),
     ("doctor", &[DOCTOR, SERVICE, PLACES, OUTPUT]),
     ("config", &[CONFIG, SERVICE, PLACES]),
@@ -59,6 +60,7 @@ kedge: the node agent
 Usage: kedge COMMAND [FLAGS]        kedge COMMAND --help: what it does, and its flags
 
   agent              run the agent
+  join               make this machine a node of a cluster, by its address and a token
   status             show the state of a running agent: server, contact, lease, watches, problems, disk, config
   doctor             look at this node, what its pods need, and each step of the way to the API server, and say what
                      to do; exit code 1 if something fails
@@ -91,6 +93,25 @@ Flags are those of kedge.service; flags of kedge agent (kedge agent --help) give
   --FLAG VALUE       any flag of kedge agent, such as --kubeconfig, --hostname-override, --crun, --cgroup-root,
                      --preloaded-images, --dynamic-config-dir. With one of --config, --config-dir and
                      --init-config-dir that local configuration counts, and no running agent's
+";
+
+const JOIN: &str = "\
+Usage: kedge join https://HOST:PORT --token-file FILE --ca-cert-hash sha256:HEX [FLAGS]
+
+Makes this machine a node: checks that the server is the right one, leaves the agent a bootstrap kubeconfig, starts
+kedge.service if no agent runs, and says what it waits for until the node is Ready. The whole line is printed by
+\"kedge-hub token create\" on the hub. It may be given again. Needs root.
+
+  --token-file FILE    holds the bootstrap token in its first line; - for standard input
+  --ca-cert-hash HASH  of the public key of the server's authority, as kubeadm's; several with commas between
+  --unsafe-skip-ca-verification
+                       believe any server that knows the token
+  --node-name NAME     name of the Node (default: the host's name)
+  --timeout DURATION   how long to wait (default 10m); the agent goes on without this command
+  --bootstrap-kubeconfig FILE
+                       where to leave it (default /etc/kedge/bootstrap-kubeconfig)
+
+Exit codes: 0 the node is Ready; 2 wrong command line; 1 anything else.
 ";
 
 const STATUS: &str = "\
@@ -153,6 +174,7 @@ Usage: kedge agent [FLAGS]
 
 API server:
   --kubeconfig FILE            address and credentials of the API server; without it the local configuration runs
+  --bootstrap-kubeconfig FILE  address and token for a first certificate, while there is none (kedge join writes it)
   --hostname-override NAME     name of the Node (default: the one that the kubeconfig's certificate is for, else the
                                host's name, which stays the label kubernetes.io/hostname)
   --node-labels K=V,...        labels of the Node; of kubernetes.io and k8s.io only those that a node may set on itself
@@ -280,8 +302,8 @@ mod tests {
     #[test]
     fn every_command_has_its_own_page() {
         for name in [
-            "agent", "status", "doctor", "config", "pods", "logs", "exec", "attach", "images", "slot",
-            "version",
+            "agent", "join", "status", "doctor", "config", "pods", "logs", "exec", "attach", "images",
+            "slot", "version",
         ] {
             let own = page(&[name]).concat();
             assert!(own.starts_with(&format!("Usage: kedge {name}")), "{name}: {own}");

@@ -2,7 +2,7 @@
 //!
 //! `run` is the main loop around core; `perform` performs core's decisions; `net` speaks to the API server,
 //! `local` to people and tools on the node itself; `cli` is every command that is not the agent, except
-//! `doctor`, `logs`, `slot`, `state` and `provision`; `options` and `output` are what all commands share;
+//! `doctor`, `join`, `logs`, `slot`, `state` and `provision`; `options` and `output` are what all commands share;
 //! `workloads` performs orders about containers; `kubelet_api` answers kubectl's requests to a node.
 
 mod beside;
@@ -16,6 +16,7 @@ mod forecast;
 mod help;
 mod identity;
 pub mod images;
+pub mod join;
 pub mod kubelet_api;
 pub mod local;
 mod local_config;

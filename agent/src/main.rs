@@ -1,7 +1,9 @@
 //! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
 
 use kedge::flags::{self, Command};
-use kedge::{calls, cli, doctor, images, kubelet_api, logs, output, provision, run, sessions, slot, state};
+use kedge::{
+    calls, cli, doctor, images, join, kubelet_api, logs, output, provision, run, sessions, slot, state,
+};
 use std::fmt::Display;
 use std::process::ExitCode;
 
@@ -17,6 +19,7 @@ fn main() -> ExitCode {
         }
         Command::RecordExit(places) => apart(|| cli::record_exit_of_agent(&places)),
         Command::CopyExitRecord(places) => apart(|| cli::copy_exit_record(&places)),
+        Command::Join(options) => apart(|| join::run(&options)),
         Command::Status(places, output) => apart(|| cli::status(&places, output)),
         Command::Doctor(options, output) => {
             return if apart(|| doctor::run(&options, output)) {

@@ -1,7 +1,7 @@
 //! This node's name: from the flag, or else from the credential that was issued for it, or else from its
 //! host.
 //!
-//! Always holds: a certificate that names a node is valid for that node alone, so without a flag its name is
+//! Always holds: a credential that names a node is valid for that node alone, so without a flag its name is
 //! used, and a machine called `raspberrypi` joins as the node that its kubeconfig is for. Leaves to others:
 //! the host's own name, which stays a label.
 
@@ -29,11 +29,14 @@ pub(crate) fn choose(flag: Option<&str>, credential: Option<String>, host: &str)
     NodeName { name, is_credentials }
 }
 
-/// The node that a kubeconfig's client certificate is for, if it is for one.
+/// The node that a kubeconfig is for, if it is for one: by its client certificate, or with a token by the name
+/// of its user's entry, as in a bootstrap kubeconfig.
 pub(crate) fn of_kubeconfig(kubeconfig: &Kubeconfig) -> Option<String> {
-    let leaf = kubeconfig.client_certificate.as_ref()?.chain.first()?;
-    let name = subject_name(leaf)?;
-    name.strip_prefix(NODE_USER_PREFIX).filter(|name| !name.is_empty()).map(str::to_owned)
+    let user = match &kubeconfig.client_certificate {
+        Some(certificate) => subject_name(certificate.chain.first()?)?,
+        None => kubeconfig.user.clone(),
+    };
+    user.strip_prefix(NODE_USER_PREFIX).filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
 /// The same for a file; `None` if it is missing, unusable, or its disk does not answer.
@@ -70,6 +73,18 @@ mod tests {
         check(None, None, "raspberrypi", false);
         check(None, Some("edge-21"), "edge-21", true);
         check(Some("n2"), Some("edge-21"), "n2", false);
+    }
+
+    #[test]
+    fn token_is_the_nodes_that_its_user_is_called() {
+        let scratch = kedge_rig::Scratch::new("node-name").unwrap();
+        let check = |user: &str, expect: Option<&str>| {
+            let path = scratch.write("kubeconfig", crate::join::bootstrap::tests::kubeconfig(user));
+            assert_eq!(of_file(&path).as_deref(), expect, "{user}");
+        };
+        check("system:node:edge-7", Some("edge-7"));
+        check("system:node:", None);
+        check("tls-bootstrap-token-user", None);
     }
 
     #[test]

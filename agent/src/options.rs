@@ -3,6 +3,7 @@
 //! Owns the types alone, so that a command does not depend on the parsing of its line. Leaves to others:
 //! reading and checking the line (`flags`).
 
+use crate::join::discovery::Pin;
 use crate::logs::lines::Stream;
 use kedge_api::Timestamp;
 use kedge_platform::workloads::{Crun, Settings};
@@ -95,6 +96,8 @@ pub struct AgentOptions {
     pub local: LocalFiles,
     /// `--kubeconfig`; `None` means no API server, the local config alone.
     pub kubeconfig: Option<PathBuf>,
+    /// `--bootstrap-kubeconfig`: the way to a first certificate.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
     /// `--hostname-override`; `None` means the host's name.
     pub node_name: Option<String>,
     /// `--dynamic-config`.
@@ -222,4 +225,19 @@ pub struct UpdateOptions {
     pub reboots: bool,
     /// An update with an older version than the image that runs is taken, too.
     pub allows_older: bool,
+}
+
+/// The options of `kedge join`.
+#[derive(Debug)]
+pub struct JoinOptions {
+    pub agent: AgentOptions,
+    /// The server's URL.
+    pub server: String,
+    /// `--token-file`; `-` for standard input.
+    pub token_file: String,
+    /// `--ca-cert-hash`; empty with `--unsafe-skip-ca-verification`.
+    pub pins: Vec<Pin>,
+    /// `--node-name`.
+    pub node_name: Option<String>,
+    pub timeout: Duration,
 }

@@ -6,7 +6,7 @@
 //! and sets the host's name. Always holds: nothing here can keep the agent from starting; at any time a file
 //! is the old one or the new one.
 
-use crate::output;
+use crate::{output, slot};
 use kedge_core::provision::{self, Act, Own, Part};
 use kedge_platform::files::Operations;
 use kedge_platform::linux::slots::EFI;
@@ -14,6 +14,7 @@ use kedge_platform::linux::{Roots, files, read_named_file};
 use kedge_platform::{DurableFiles, Files, Kind};
 use std::env;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Where the device's own files are.
@@ -77,7 +78,11 @@ impl<D: Operations> Device<'_, D> {
         Part::ALL.into_iter().for_each(|part| self.provide(part, handed(part)));
         self.guard("default");
         self.guard_below(Path::new("config.d"), DEPTH);
-        if self.own(Part::Kubeconfig.name()).content.is_none_or(|content| content.is_empty()) {
+        let is_missing = |part: Part| self.own(part.name()).content.is_none_or(|content| content.is_empty());
+        if is_missing(Part::Kubeconfig)
+            && is_missing(Part::BootstrapKubeconfig)
+            && self.line(&used_note(Part::BootstrapKubeconfig)).is_none()
+        {
             self.say("no kubeconfig yet: the agent runs its local configuration until one is handed over");
         }
         let name = provision::node_name(&self.own(Part::NodeName.name()).content?)?;
@@ -91,6 +96,8 @@ impl<D: Operations> Device<'_, D> {
 
     fn provide(&self, part: Part, handed: Option<(Vec<u8>, PathBuf)>) {
         let (name, note) = (part.name(), handed_note(part));
+        let used = self.line(&used_note(part));
+        let handed = handed.filter(|(content, _)| !provision::is_used(content, used.as_deref()));
         let from = handed.as_ref().map(|(_, path)| path.display().to_string()).unwrap_or_default();
         let handed = handed.as_ref().map(|(content, _)| (content.as_slice(), from.as_str()));
         let dealt_with = self.line(&note);
@@ -188,6 +195,47 @@ fn handed_note(part: Part) -> String {
     format!(".handed-{}", part.name())
 }
 
+/// Path of the note about the latest handover of this part that has led to a certificate.
+fn used_note(part: Part) -> String {
+    format!(".used-{}", part.name())
+}
+
+/// Removes a bootstrap kubeconfig whose token has led to a certificate, and where it was handed over on the
+/// EFI partition also that copy; a note keeps one that cannot be removed from being installed again. May be
+/// called again, and after any power cut. Blocks as long as the disk does.
+pub fn forget_bootstrap(path: &Path) {
+    let efi = slot::host::is_image(&Roots::default()).then(|| Path::new(EFI).join("kedge"));
+    if let Err(error) = forget(path, efi.as_deref()) {
+        log::warn!("remove {}: {error}", path.display());
+    }
+}
+
+/// The file itself goes last: while it is there, not everything is done.
+fn forget(path: &Path, efi: Option<&Path>) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let content = match read_named_file(path, LIMIT) {
+        Ok(content) => content,
+        Err(kedge_platform::ReadError::NotFound { .. }) => return Ok(()),
+        Err(error) => return Err(io::Error::other(error)),
+    };
+    if let Some(efi) = efi {
+        let note = format!("{}\n", provision::used_note(&content));
+        let noted =
+            files(folder).write_durably(Path::new(&used_note(Part::BootstrapKubeconfig)), note.as_bytes());
+        noted.map_err(io::Error::other)?;
+        let copy = efi.join(Part::BootstrapKubeconfig.name());
+        if read_named_file(&copy, LIMIT).is_ok_and(|other| other == content) {
+            remove(&copy, efi)?;
+        }
+    }
+    remove(path, folder)
+}
+
+fn remove(path: &Path, folder: &Path) -> io::Result<()> {
+    fs::remove_file(path)?;
+    fs::File::open(folder)?.sync_all()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,12 +249,13 @@ mod tests {
         disk: FakeDisk,
         kubeconfig: Option<Vec<u8>>,
         node_name: Option<Vec<u8>>,
+        bootstrap: Option<Vec<u8>>,
     }
 
     impl Board {
         fn new() -> Self {
             let (kubeconfig, node_name) = (Some(b"clusters: factory".to_vec()), Some(b"edge-7\n".to_vec()));
-            Self { disk: FakeDisk::new(), kubeconfig, node_name }
+            Self { disk: FakeDisk::new(), kubeconfig, node_name, bootstrap: None }
         }
 
         fn start(&self) -> Option<String> {
@@ -214,6 +263,7 @@ mod tests {
                 let content = match part {
                     Part::Kubeconfig => &self.kubeconfig,
                     Part::NodeName => &self.node_name,
+                    Part::BootstrapKubeconfig => &self.bootstrap,
                 };
                 Some((content.clone()?, PathBuf::from("/efi/kedge").join(part.name())))
             };
@@ -414,6 +464,45 @@ mod tests {
         board.disk.set_read_only(true);
         assert_eq!(board.start().as_deref(), Some("edge-7"));
         assert!(board.disk.holds("kubeconfig", b"blusters: renewed"));
+    }
+
+    #[test]
+    fn used_token_is_not_installed_again() {
+        let mut board =
+            Board { kubeconfig: None, bootstrap: Some(b"clusters: token".to_vec()), ..Board::new() };
+        let installed = |board: &Board| {
+            board.start();
+            board.disk.content("bootstrap-kubeconfig").map(|content| String::from_utf8(content).unwrap())
+        };
+        assert_eq!(installed(&board).as_deref(), Some("clusters: token"));
+        board.disk.remove("bootstrap-kubeconfig");
+        assert_eq!(installed(&board).as_deref(), Some("clusters: token"), "lost before it was used");
+        board.write(".used-bootstrap-kubeconfig", &format!("{}\n", provision::used_note(b"clusters: token")));
+        board.disk.remove("bootstrap-kubeconfig");
+        assert_eq!(installed(&board), None);
+        board.bootstrap = Some(b"clusters: another token".to_vec());
+        assert_eq!(installed(&board).as_deref(), Some("clusters: another token"));
+    }
+
+    #[test]
+    fn forgotten_token_is_gone_from_both_places() {
+        let scratch = kedge_rig::Scratch::new("forgotten").unwrap();
+        let own = scratch.write("etc/bootstrap-kubeconfig", "clusters: token");
+        let copy = scratch.write("efi/bootstrap-kubeconfig", "clusters: another token");
+        let efi = scratch.join("efi");
+        let note = || fs::read_to_string(scratch.join("etc/.used-bootstrap-kubeconfig")).ok();
+        forget(&own, Some(&efi)).unwrap();
+        assert!(!own.exists() && copy.exists(), "another one stays");
+        assert!(note().is_some_and(|note| provision::is_used(b"clusters: token", Some(note.trim_end()))));
+        scratch.write("etc/bootstrap-kubeconfig", "clusters: another token");
+        forget(&own, Some(&efi)).unwrap();
+        forget(&own, Some(&efi)).unwrap();
+        assert!(!own.exists() && !copy.exists());
+        // where no firmware hands anything over, nothing is noted
+        fs::remove_file(scratch.join("etc/.used-bootstrap-kubeconfig")).unwrap();
+        scratch.write("etc/bootstrap-kubeconfig", "clusters: token");
+        forget(&own, None).unwrap();
+        assert!(!own.exists() && note().is_none());
     }
 
     #[test]

@@ -16,6 +16,9 @@ pub const ENVIRONMENT_FILE: &str = "/etc/default/kedge";
 /// `--kubeconfig` of the unit.
 pub const KUBECONFIG: &str = "/etc/kedge/kubeconfig";
 
+/// `--bootstrap-kubeconfig` of the unit.
+pub const BOOTSTRAP_KUBECONFIG: &str = "/etc/kedge/bootstrap-kubeconfig";
+
 /// `ExecStart=` of the unit as it is shipped.
 const SHIPPED: &str = "/usr/bin/kedge agent --kubeconfig /etc/kedge/kubeconfig $KEDGE_FLAGS";
 

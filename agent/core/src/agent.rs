@@ -694,6 +694,7 @@ impl Actors {
             disk_stalled_seconds: self.heartbeat.disk_stalled_seconds(now),
             storage: self.heartbeat.storage_report(),
             contact: self.contact.report(now),
+            ready: self.heartbeat.ready_report(),
             status_posts: self.heartbeat.posts,
             registered: self.node.node().is_some(),
             server_is_hub: self.is_hub,

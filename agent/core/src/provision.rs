@@ -14,27 +14,33 @@ use sha2::{Digest, Sha256};
 pub enum Part {
     /// Address and credentials.
     Kubeconfig,
+    /// Address, and a token for a first certificate.
+    BootstrapKubeconfig,
     /// The Node's name, and the host's.
     NodeName,
 }
 
 impl Part {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Kubeconfig, Self::NodeName];
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Kubeconfig, Self::BootstrapKubeconfig, Self::NodeName];
 
     /// The name of its file, and after `kedge.` that of its credential.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kubeconfig => "kubeconfig",
+            Self::BootstrapKubeconfig => "bootstrap-kubeconfig",
             Self::NodeName => "node-name",
         }
     }
 
-    fn is_plausible(self, content: &[u8]) -> bool {
+    /// Whether it can be that part at all: FAT has no checksums.
+    pub fn is_plausible(self, content: &[u8]) -> bool {
         let is_text = content.iter().all(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | b' '..=b'~' | 0x80..));
         is_text
             && match self {
-                Self::Kubeconfig => content.windows(8).any(|words| words == b"clusters"),
+                Self::Kubeconfig | Self::BootstrapKubeconfig => {
+                    content.windows(8).any(|words| words == b"clusters")
+                }
                 Self::NodeName => node_name(content).is_some_and(|name| is_name(&name)),
             }
     }
@@ -136,6 +142,17 @@ pub fn provide(part: Part, handed: Option<(&[u8], &str)>, own: &Own, dealt_with:
     }
     acts.push(Act::Remember);
     acts
+}
+
+/// Whether this handover has led to a certificate already: a token in a firmware's strings cannot be taken out
+/// of them, and is not installed again. `used`: the note about the last one that has.
+pub fn is_used(handed: &[u8], used: Option<&str>) -> bool {
+    used == Some(&digest(handed))
+}
+
+/// The note about a handover that has led to a certificate.
+pub fn used_note(handed: &[u8]) -> String {
+    digest(handed)
 }
 
 /// The action for a file of the owner's that has no other copy. A damaged one is set aside, too: the agent

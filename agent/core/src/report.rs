@@ -29,6 +29,8 @@ pub struct Report {
     #[serde(skip)]
     pub storage: Option<StorageReport>,
     pub contact: ContactReport,
+    /// The Node's condition Ready, as this agent reports it.
+    pub ready: ConditionReport,
     /// Status patches accepted since the start.
     pub status_posts: u64,
     /// The Node exists.

@@ -769,7 +769,7 @@ fn is_lost_connection(error: &ureq::Error) -> bool {
         | HostUnreachable | NetworkUnreachable | TimedOut))
 }
 
-fn is_untrusted(error: &(dyn error::Error + Send + Sync + 'static)) -> bool {
+pub(super) fn is_untrusted(error: &(dyn error::Error + Send + Sync + 'static)) -> bool {
     let dial = error.downcast_ref::<DialError>();
     matches!(
         dial,
@@ -781,7 +781,7 @@ fn is_untrusted(error: &(dyn error::Error + Send + Sync + 'static)) -> bool {
 }
 
 /// The error, in words for an operator.
-fn describe(error: &ureq::Error) -> String {
+pub(super) fn describe(error: &ureq::Error) -> String {
     match error {
         ureq::Error::Other(inner) => match inner.downcast_ref::<DialError>() {
             Some(DialError::Tls { peer, error }) => describe_tls(peer, error),
@@ -825,7 +825,12 @@ fn is_about_our_certificate(alert: rustls::AlertDescription) -> bool {
 }
 
 /// An answer of 300 and above as an error.
-fn refusal(request: String, status: u16, body: &[u8], retry_after: Option<&HeaderValue>) -> NetError {
+pub(super) fn refusal(
+    request: String,
+    status: u16,
+    body: &[u8],
+    retry_after: Option<&HeaderValue>,
+) -> NetError {
     let object = serde_json::from_slice::<Value>(body).ok();
     let text_of = |key: &str| object.as_ref().and_then(|object| object.get(key)).and_then(Value::as_str);
     let message = match text_of("message") {

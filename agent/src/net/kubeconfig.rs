@@ -49,6 +49,8 @@ pub struct Kubeconfig {
     pub path: PathBuf,
     /// The context in use: `current-context`.
     pub context: String,
+    /// The name of its user's entry; empty without one.
+    pub user: String,
     pub server: ServerAddress,
     /// The name the server's certificate must carry: `tls-server-name`, else the host of `server`.
     pub server_name: ServerName<'static>,
@@ -209,7 +211,7 @@ pub fn load(path: &Path) -> Result<Kubeconfig, KubeconfigError> {
 }
 
 /// Like [`load`], with the caller's own way to read files.
-pub(super) fn load_with(path: &Path, read: &ReadFile) -> Result<Kubeconfig, KubeconfigError> {
+pub(crate) fn load_with(path: &Path, read: &ReadFile) -> Result<Kubeconfig, KubeconfigError> {
     let file = FileRead::begun(path);
     let text = read(path, MAX_KUBECONFIG_BYTES).map_err(KubeconfigError::Read)?;
     let tree = yaml::parse(&text)
@@ -260,12 +262,13 @@ impl Reader<'_> {
         let context = self.entry(&root, "contexts", "context", &context_name, "current-context")?;
         let cluster_name = self.required_text(&context, "cluster")?;
         let cluster = self.entry(&root, "clusters", "cluster", &cluster_name, &context.name)?;
-        let user = match context.field("user") {
-            Some(user) => {
-                let user_name = self.text(&user)?.to_owned();
-                Some(self.entry(&root, "users", "user", &user_name, &context.name)?)
-            }
-            None => None,
+        let user_name = match context.field("user") {
+            Some(user) => self.text(&user)?.to_owned(),
+            None => String::new(),
+        };
+        let user = match user_name.as_str() {
+            "" => None,
+            name => Some(self.entry(&root, "users", "user", name, &context.name)?),
         };
 
         self.refuse_insecure(&cluster)?;
@@ -288,6 +291,7 @@ impl Reader<'_> {
         Ok(Kubeconfig {
             path: self.path.to_owned(),
             context: context_name,
+            user: user_name,
             server,
             server_name,
             proxy,
@@ -507,7 +511,7 @@ impl Reader<'_> {
 }
 
 /// Reads the `server` field: `https://host[:port][/base]`, or `host[:port]` for https as client-go has it.
-fn parse_server(text: &str) -> Result<ServerAddress, String> {
+pub(crate) fn parse_server(text: &str) -> Result<ServerAddress, String> {
     let url = if text.contains("://") { text.to_owned() } else { format!("https://{text}") };
     let uri: Uri =
         url.parse().map_err(|error| format!("is \"{text}\", expected https://host:port: {error}"))?;

@@ -23,10 +23,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kedge_platform::linux::give_back_stack;
-use rustls::client::Resumption;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::client::{Resumption, WantsClientCert};
 use rustls::pki_types::{ServerName, UnixTime};
 use rustls::time_provider::TimeProvider;
-use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, WantsVerifier};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::time::Duration as UreqDuration;
@@ -148,15 +149,39 @@ impl Route {
         proxy: Option<ProxyAddress>,
         clock: WallClock,
     ) -> Result<Self, rustls::Error> {
+        Self::without_certificate((host, port), proxy, stranger(clock)?.with_root_certificates(roots))
+    }
+
+    /// The way to a server whose certificate this verifier judges, without showing it ours.
+    ///
+    /// # Errors
+    /// The host's name cannot stand in a certificate.
+    pub(crate) fn judged_by(
+        verifier: Arc<dyn ServerCertVerifier>,
+        address: (&str, u16),
+        proxy: Option<ProxyAddress>,
+        clock: WallClock,
+    ) -> Result<Self, rustls::Error> {
+        let builder = stranger(clock)?.dangerous().with_custom_certificate_verifier(verifier);
+        Self::without_certificate(address, proxy, builder)
+    }
+
+    fn without_certificate(
+        (host, port): (&str, u16),
+        proxy: Option<ProxyAddress>,
+        builder: ConfigBuilder<ClientConfig, WantsClientCert>,
+    ) -> Result<Self, rustls::Error> {
         let server_name = ServerName::try_from(host.to_owned())
             .map_err(|_| rustls::Error::General(format!("{host} is no name of a server")))?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let tls = ClientConfig::builder_with_details(provider, Arc::new(CertificateClock(clock)))
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        Ok(Self { host: host.to_owned(), port, server_name, proxy, tls: Arc::new(tls) })
+        let tls = Arc::new(builder.with_no_client_auth());
+        Ok(Self { host: host.to_owned(), port, server_name, proxy, tls })
     }
+}
+
+fn stranger(clock: WallClock) -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    ClientConfig::builder_with_details(provider, Arc::new(CertificateClock(clock)))
+        .with_safe_default_protocol_versions()
 }
 
 pub(crate) fn tls_config(kubeconfig: &Kubeconfig, clock: WallClock) -> Result<ClientConfig, rustls::Error> {

@@ -76,6 +76,15 @@ impl Authority {
         request.signed_by(&self.issuer).unwrap().pem()
     }
 
+    /// As `--ca-cert-hash` takes it.
+    pub fn key_hash(&self) -> String {
+        use rcgen::PublicKeyData as _;
+        let digest =
+            ring::digest::digest(&ring::digest::SHA256, &self.issuer.key().subject_public_key_info());
+        let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("sha256:{hex}")
+    }
+
     pub fn store(&self) -> Arc<RootCertStore> {
         let mut store = RootCertStore::empty();
         store.add(self.certificate.der().clone()).unwrap();

@@ -19,7 +19,7 @@ use crate::node::rival::{self, Rival};
 use crate::node::status::{StatusKeeper, StatusPatch};
 use crate::outbox::{Outbox, Terms};
 use crate::pace::Rewrites;
-use crate::report::{LeaseReport, StorageReport};
+use crate::report::{ConditionReport, LeaseReport, StorageReport};
 use crate::turn::{Order, Turn};
 use kedge_api as api;
 use serde_json::{Value, json};
@@ -343,6 +343,10 @@ impl Heartbeat {
             renewals: self.lease.renewed,
             seconds_since_renewal: self.lease.last_renewed.map(since),
         }
+    }
+
+    pub(crate) fn ready_report(&self) -> ConditionReport {
+        self.status.ready_report()
     }
 
     pub(crate) fn disk_stalled_seconds(&self, now: Now) -> Option<u64> {

@@ -16,6 +16,7 @@ use crate::node::facts::{self, HardwareWatchdog, HostFacts, ImageState, PodNetwo
 use crate::node::pressure::Pressures;
 use crate::pace::Jitter;
 use crate::pods::DEVICE;
+use crate::report::ConditionReport;
 use kedge_api::{
     DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeConfigStatus, NodeDaemonEndpoints, NodeStatus,
     NodeSystemInfo, Timestamp,
@@ -501,6 +502,11 @@ impl StatusKeeper {
         })
     }
 
+    pub(crate) fn ready_report(&self) -> ConditionReport {
+        let Words { status, reason, message, .. } = self.ready();
+        ConditionReport { status, reason: reason.to_owned(), message: message.to_owned() }
+    }
+
     fn ready(&self) -> Words<'_> {
         let (status, reason, message) = match self.host.as_ref().map(|host| &host.facts.runtime) {
             // upstream's text
@@ -535,7 +541,7 @@ fn pods_held(message: Option<&str>) -> Words<'_> {
 /// The text of a condition, without its times.
 struct Words<'a> {
     name: &'a str,
-    status: &'a str,
+    status: &'static str,
     reason: &'a str,
     message: &'a str,
 }
