@@ -18,6 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 use kedge_api::SESSION_UPGRADE;
+use kedge_core::pods::ApiServer;
 use kedge_platform::Clocks as _;
 use kedge_platform::linux::{LinuxClocks, Roots, probe_idle_peer};
 use kedge_platform::workloads;
@@ -67,10 +68,11 @@ pub(crate) fn words(options: &AgentOptions, node_name: &str) -> Option<Vec<OsStr
     Some(words)
 }
 
-/// Starts a session that accepts a call.
-pub(crate) fn start(words: Option<&[OsString]>, call: &str) {
+/// Starts a session that accepts a call, at this server or at the kubeconfig's.
+pub(crate) fn start(words: Option<&[OsString]>, call: &str, server: Option<ApiServer>) {
     let Some(words) = words else { return };
     let mut words = words.to_vec();
+    let call = server.map_or_else(|| call.to_owned(), |server| format!("{call}@{}", server.url()));
     words.insert(1, call.into());
     static STARTER: Starter = Starter::new(workloads::start_session);
     STARTER.start(words);
@@ -164,8 +166,10 @@ async fn serve(options: SessionOptions) -> Result<(), CommandError> {
     let SessionOptions { agent, call } = options;
     let node_name = agent.node_name.clone().unwrap_or_default();
     let kubeconfig = agent.kubeconfig.clone().unwrap_or_default();
+    let (call, server) =
+        call.split_once('@').map_or((&*call, None), |(call, url)| (call, ApiServer::of_url(url)));
     let path = format!("/apis/kedge.dev/v1/nodes/{node_name}/calls/{call}");
-    let (stream, peer) = take(kubeconfig, &path).await?;
+    let (stream, peer) = take(kubeconfig, server.as_slice(), &path).await?;
     let node = Arc::new(Node { agent });
     kubelet_api::serve_seen(stream, peer, node).await.map_err(|error| failed("serve the hub", error))
 }
@@ -173,6 +177,7 @@ async fn serve(options: SessionOptions) -> Result<(), CommandError> {
 /// Dials the hub and accepts the call: from then on the hub sends the request.
 async fn take(
     kubeconfig: std::path::PathBuf,
+    servers: &[ApiServer],
     path: &str,
 ) -> Result<(Box<dyn Stream>, Option<Peer>), CommandError> {
     let clocks = LinuxClocks::new(&Roots::default());
@@ -182,8 +187,8 @@ async fn take(
         wall.max(kedge_api::EARLIEST_NOW)
     });
     let options = ApiOptions { kubeconfig, clock, proxies: ProxyEnvironment::of_process() };
-    let api =
-        Api::open(options).map_err(|error| failed("read the kubeconfig", crate::errors::chain(&error)))?;
+    let api = Api::open_with_servers(options, servers)
+        .map_err(|error| failed("read the kubeconfig", crate::errors::chain(&error)))?;
     let dialled = tokio::task::spawn_blocking(move || api.stream("session").dial(DIAL)).await;
     let dialled = dialled.map_err(|error| failed("dial", error))?.map_err(|error| failed("dial", error))?;
     let (url, route) = (dialled.url, dialled.route);

@@ -9,6 +9,7 @@ use crate::errors::chain;
 use crate::faults::Faults;
 use crate::local::{self, Call, answers};
 use crate::net::known_server::KnownServer;
+use crate::net::servers::Servers;
 use crate::net::transport::WallClock;
 use crate::node_name::{self, NodeName};
 use crate::options::{AgentOptions, Places};
@@ -374,6 +375,7 @@ impl Agent {
         let period = supervisor.watchdog_period().unwrap_or(CHECK_PERIOD * 3) / 3;
         let mut watchdog = Watchdog::new(period);
         let main_token = watchdog.watch(MAIN_LOOP, MAIN_TURN);
+        let servers = Servers::default();
         let disk = DiskLoop {
             files: linux::files(&options.places.dynamic_config_dir),
             root_files: linux::files(&options.places.root_dir),
@@ -389,7 +391,7 @@ impl Agent {
             bad_configs: None,
             bad_configs_unreadable: None,
             health: Arc::default(),
-            server: KnownServer::of(options.kubeconfig.clone()),
+            server: KnownServer::of(options.kubeconfig.clone(), servers.clone()),
             quota: Quota::default(),
             runtime: runtime.as_ref().map(|(_, health)| health.clone()),
             read_only: claim.read_only(),
@@ -422,6 +424,7 @@ impl Agent {
             renamed: (!is_name_given).then(|| renamed.clone()),
             kubeconfig: options.kubeconfig,
             clock: certificate_clock,
+            servers,
             events: event_sender.clone(),
             faults: faults.clone(),
         };
@@ -738,7 +741,9 @@ impl Agent {
                 let known = self.loops.pods(*action).map(|event| Event::Pods(Box::new(event)));
                 self.known.extend(known);
             }
-            Action::TakeCall(call) => crate::calls::start(self.session.as_deref(), &call),
+            Action::TakeCall(call) => {
+                crate::calls::start(self.session.as_deref(), &call, self.loops.used_server());
+            }
             Action::NeedImages { images, is_all } => self.loops.need_images(images, is_all),
             Action::Exit { why, start_again } => self.exit = Some(Ordered { why, start_again }),
             Action::Log(Level::Warn, text) => log::warn!("{text}"),
@@ -754,6 +759,7 @@ impl Agent {
         if !effective.config.watch {
             self.loops.keep_one_connection();
         }
+        self.loops.use_servers(&effective.config);
         self.loops.start_containers(&effective.config);
         self.faults.arm(&effective.config);
         self.faults.point("start");

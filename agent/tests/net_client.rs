@@ -16,6 +16,7 @@ use kedge::net::client::{Api, MERGE_PATCH, Request, Response, is_contact};
 use kedge::net::kubeconfig::ReadFile;
 use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::{WallClock, system_clock};
+use kedge_core::pods::ApiServer;
 use kedge_platform::linux::read_named_file;
 use net_server::*;
 
@@ -725,6 +726,35 @@ fn request_for_one_server_is_not_sent_to_another() {
     assert_eq!((first.counts.heard().len(), second.counts.heard().len()), (1, 0));
     assert_eq!(bench.api.server(), 1);
     assert_shown(&bench.client.for_server(1).request(&get("/x")), "200 second");
+}
+
+/// The first is away, the second has none of the authority's certificates, the kubeconfig's own is last.
+#[test]
+fn server_that_does_not_answer_is_left_for_the_next() {
+    let (authority, stranger) = (Authority::new("ca"), Authority::new("stranger"));
+    let own = Server::start(&authority, |_| Reply::ok("{}"));
+    let wrong = Server::start(&stranger, |_| Reply::ok("{}"));
+    let bench = Bench::new(&authority, own.address);
+    let server = |port| ApiServer { host: "127.0.0.1".into(), port };
+    // nothing listens on the port of a listener that is gone
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let options = ApiOptions {
+        kubeconfig: bench.folder.join("kubeconfig"),
+        clock: system_clock(),
+        proxies: ProxyEnvironment::default(),
+    };
+    let api = Api::open_with_servers(options, &[server(gone), server(wrong.address.port())]).unwrap();
+    let client = api.stream("test");
+    assert_eq!(api.url(), format!("https://127.0.0.1:{gone}"));
+    assert!(client.request(&get("/x")).is_err());
+    while api.server() == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(api.url(), format!("https://{}", own.address));
+    assert_shown(&client.request(&get("/x")), "200 {}");
+    assert!(wrong.counts.heard().is_empty(), "nothing is sent before the certificate is verified");
+    // what was composed for the first is not sent to another
+    assert!(client.for_server(0).request(&get("/x")).is_err());
 }
 
 /// Authorities change in steps: the next one joins, then the former one goes.

@@ -58,6 +58,8 @@ pub const TRUST_ANNOTATION: &str = "kedge.dev/trust";
 /// The annotation by which an administrator makes a node forget its verdicts on the ConfigMap with this UID.
 /// On our hub a node may not write it.
 pub const FORGIVE_ANNOTATION: &str = "kedge.dev/forgive";
+/// The annotation with the API server that a node uses, if its configuration names several.
+pub const SERVER_ANNOTATION: &str = "kedge.dev/server";
 /// The condition that shows which configuration a node uses and whether it is the requested one.
 pub const CONFIG_OK: &str = "ConfigOK";
 /// The condition that shows whether the disk with the node's state has stopped responding. A node without

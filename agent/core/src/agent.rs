@@ -384,10 +384,7 @@ impl Actors {
         self.contact.server_changed(turn.now);
         self.heartbeat.server_changed(turn);
         self.config.server_changed(turn);
-        turn.log(
-            Level::Info,
-            "the kubeconfig names another API server: the agent forgets what it read from the old one",
-        );
+        turn.log(Level::Info, "another API server is used: the agent forgets what it read from the old one");
         self.node.server_changed(turn);
         if let Some(pods) = &mut self.pods {
             pods.server_changed(turn);

@@ -1030,6 +1030,38 @@ fn devices_are_named_paths_below_dev() {
 }
 
 #[test]
+fn servers_are_few_and_by_https() {
+    let servers = |text: &str| format!("kedge: {{servers: [{text}]}}\n");
+    let found = local(&servers("'https://new.lan:6443', 'https://10.0.0.7', 'https://[fd00::1]:7443'"));
+    let urls: Vec<String> = found.config.servers.iter().map(|server| server.url()).collect();
+    assert_eq!(urls, ["https://new.lan:6443", "https://10.0.0.7:443", "https://[fd00::1]:7443"]);
+    assert!(local("port: 1\n").config.servers.is_empty());
+    let expected = "kedge.servers: expected https://HOST[:PORT]";
+    for text in [
+        "'http://new.lan'",
+        "new.lan",
+        "'https://new.lan/path'",
+        "'https://user@new.lan'",
+        "'https://new.lan:0'",
+        "'https://new.lan:+1'",
+        "'https://new.lan:65536'",
+        "'https://[new.lan]'",
+        "'https://'",
+    ] {
+        let refused = format!("{:?}", effective(&layers(&servers(text), &[]), None).unwrap_err());
+        assert!(refused.contains(expected), "{text}: {refused}");
+    }
+    let many = ["a", "b", "c", "d", "e"].map(|host| format!("'https://{host}.lan'")).join(", ");
+    for (text, expect) in [
+        (many.as_str(), "at most 4 servers, and has 5"),
+        ("'https://a', 'https://a:443'", "each server once"),
+    ] {
+        let refused = format!("{:?}", effective(&layers(&servers(text), &[]), None).unwrap_err());
+        assert!(refused.contains(expect), "{refused}");
+    }
+}
+
+#[test]
 fn maintenance_windows_are_times_of_the_week() {
     let windows = |text: &str| format!("kedge: {{maintenanceWindows: [{text}]}}\n");
     let found = local(&windows("\"Mon-Fri 22:00-04:00\", \"Sat 00:00-00:00\""));

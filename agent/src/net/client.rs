@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kedge_api::{BOOT_HEADER, RENEWAL_MEDIA};
+use kedge_core::pods::ApiServer;
 use kedge_platform::Clocks;
 use kedge_platform::linux::{LinuxClocks, Roots, read_named_file};
 use serde::de::DeserializeOwned;
@@ -34,8 +35,9 @@ use super::credentials::{Access, Credentials};
 use super::kubeconfig::ReadFile;
 use super::links::Links;
 use super::outcomes::{self, OpenWatch, Outcomes};
+use super::servers::Servers;
 use super::transport::{
-    BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, Route, plain,
+    BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, Route, STACK_BYTES, plain,
 };
 
 /// Most bytes read of a refusal: a `Status` object with its causes.
@@ -48,6 +50,9 @@ const MAX_HEAD_BYTES: usize = BUFFER_BYTES / 2;
 /// Longest that an idle connection is kept. Status goes out every 5 minutes, and the kernel's keepalive (104
 /// bytes each 75 s) costs less than a resumed handshake (over 1 KB).
 const MAX_IDLE: Duration = Duration::from_secs(10 * 60);
+
+/// How long a server may take to show that it answers, lookup and connection included.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Most warnings kept of one answer, and most bytes of each (upstream's server stops at 4 KiB in all).
 const MAX_WARNINGS: usize = 8;
@@ -269,7 +274,7 @@ impl Api {
     /// # Errors
     /// If something in it cannot be used. Worth trying again later: it may be half written.
     pub fn open(options: ApiOptions) -> Result<Arc<Self>, OpenError> {
-        Self::open_with(options, Lookup::system(), Arc::new(read_named_file))
+        Self::open_with(options, Lookup::system(), Arc::new(read_named_file), Servers::default())
     }
 
     /// Like [`Api::open`], with the caller's own name lookup instead of the system's.
@@ -277,7 +282,7 @@ impl Api {
     /// # Errors
     /// Those of [`Api::open`].
     pub fn open_with_lookup(options: ApiOptions, resolve: LookupFn) -> Result<Arc<Self>, OpenError> {
-        Self::open_with(options, Lookup::with(resolve), Arc::new(read_named_file))
+        Self::open_with(options, Lookup::with(resolve), Arc::new(read_named_file), Servers::default())
     }
 
     /// Like [`Api::open`], with the caller's own way to read the kubeconfig and the files it names.
@@ -285,16 +290,43 @@ impl Api {
     /// # Errors
     /// Those of [`Api::open`].
     pub fn open_with_files(options: ApiOptions, read: Arc<ReadFile>) -> Result<Arc<Self>, OpenError> {
-        Self::open_with(options, Lookup::system(), read)
+        Self::open_with(options, Lookup::system(), read, Servers::default())
     }
 
-    fn open_with(options: ApiOptions, lookup: Lookup, read: Arc<ReadFile>) -> Result<Arc<Self>, OpenError> {
+    /// Like [`Api::open_with_files`], for the first of these servers that answers.
+    ///
+    /// # Errors
+    /// Those of [`Api::open`].
+    pub(crate) fn open_choosing(
+        options: ApiOptions,
+        read: Arc<ReadFile>,
+        servers: Servers,
+    ) -> Result<Arc<Self>, OpenError> {
+        Self::open_with(options, Lookup::system(), read, servers)
+    }
+
+    /// Like [`Api::open`], for the first of these servers that answers, or else the kubeconfig's.
+    ///
+    /// # Errors
+    /// Those of [`Api::open`].
+    pub fn open_with_servers(options: ApiOptions, servers: &[ApiServer]) -> Result<Arc<Self>, OpenError> {
+        let chosen = Servers::default();
+        chosen.set(servers);
+        Self::open_choosing(options, Arc::new(read_named_file), chosen)
+    }
+
+    fn open_with(
+        options: ApiOptions,
+        lookup: Lookup,
+        read: Arc<ReadFile>,
+        servers: Servers,
+    ) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self {
             lookup: Arc::new(lookup),
             links: Arc::default(),
             user_agent: concat!("kedge/", env!("CARGO_PKG_VERSION")).into(),
             boot_line: boot_line(LinuxClocks::new(&Roots::default()).boot_id()).into(),
-            credentials: Credentials::load(options, read)?,
+            credentials: Credentials::load(options, read, servers)?,
             outcomes: Arc::default(),
         }))
     }
@@ -335,6 +367,40 @@ impl Api {
     /// use. Waits for unresponsive files only briefly: then the previous loading stays in use.
     pub fn refresh(&self) -> u64 {
         self.credentials.latest().generation
+    }
+
+    /// Looks, on a thread of its own, for an earlier server that answers, or, after a failure, for any. The
+    /// request is of the kind that every node makes, with its credential.
+    fn look_for_server(self: &Arc<Self>, has_failed: bool) {
+        let access = self.credentials.loaded();
+        let servers = &self.credentials.servers;
+        let Some(count) = servers.begin_look(&access.own.server, has_failed, Instant::now()) else { return };
+        let api = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("servers".to_owned()).stack_size(STACK_BYTES);
+        let begun = thread.spawn(move || {
+            let servers = &api.credentials.servers;
+            let in_use = servers.chosen(&access.own.server).0;
+            if let Some(found) = (0..count).find(|at| api.answers(*at))
+                && found != in_use
+                && let Some(url) = api.credentials.move_to(found)
+            {
+                log::info!("{url} answers this node and is used from now on");
+            }
+            servers.end_look();
+        });
+        if begun.is_err() {
+            servers.end_look();
+        }
+    }
+
+    /// Whether the server at this place of their order has this node, or, with a credential that is no
+    /// node's, whether it answers.
+    fn answers(self: &Arc<Self>, at: usize) -> bool {
+        let Some(access) = self.credentials.access_to(at) else { return false };
+        let path = access.node.as_ref().map_or("/version".to_owned(), |node| format!("/api/v1/nodes/{node}"));
+        let request = Request { accept: Some(METADATA_ONLY), ..Request::get(path, LOOK) };
+        let asked = format!("GET {}{}", access.url, request.path_and_query);
+        self.stream("servers").exchange(&access, &request, asked).is_ok()
     }
 
     /// The number of the server in use, without a look at the files: the servers that the kubeconfig has
@@ -464,6 +530,10 @@ impl Client {
         let outcome = self.exchange(&access, request, asked);
         if outcome.is_err() {
             credentials.doubt();
+        }
+        let is_unheard = !is_contact(&outcome) && !self.0.cancel.is_cancelled();
+        if request.is_routine || is_unheard {
+            self.0.api.look_for_server(is_unheard || (request.is_routine && outcome.is_err()));
         }
         let mut key = outcomes::key(self.0.name, request.method.http().as_str(), &request.path_and_query);
         key.1.push_str(request.part);

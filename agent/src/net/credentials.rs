@@ -20,9 +20,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kedge_platform::linux::give_back_stack;
+use rustls::pki_types::ServerName;
 use ureq::http::HeaderValue;
 
-use super::kubeconfig::{self, FileRead, Kubeconfig, MAX_TOKEN_BYTES, ReadFile, Stamp, TokenSource};
+use super::kubeconfig::{self, FileRead, MAX_TOKEN_BYTES, ReadFile, ServerAddress, Stamp, TokenSource};
+use super::proxy::ProxyAddress;
+use super::servers::Servers;
 use super::transport::Route;
 use crate::errors::chain;
 use crate::node_name;
@@ -54,6 +57,8 @@ pub(super) struct Credentials {
     kubeconfig: PathBuf,
     /// When a request last asked for a check.
     looked: Mutex<Option<Instant>>,
+    pub(super) servers: Servers,
+    proxies: ProxyEnvironment,
 }
 
 impl Credentials {
@@ -61,20 +66,31 @@ impl Credentials {
     ///
     /// # Errors
     /// If something in them is unusable, or the system gives no thread to read them on later.
-    pub(super) fn load(options: ApiOptions, read: Arc<ReadFile>) -> Result<Self, OpenError> {
-        let (access, files) = load(&options, &*read, None)?;
+    pub(super) fn load(
+        options: ApiOptions,
+        read: Arc<ReadFile>,
+        servers: Servers,
+    ) -> Result<Self, OpenError> {
+        let (access, files) = load(&options, &*read, None, &servers)?;
         let latest = Arc::new(Mutex::new(Arc::new(access)));
         let is_stuck = Arc::new(AtomicBool::new(false));
-        let kubeconfig = options.kubeconfig.clone();
-        let keeper =
-            Keeper { options, read, latest: latest.clone(), is_stuck: is_stuck.clone(), files, failed: None };
+        let (kubeconfig, proxies) = (options.kubeconfig.clone(), options.proxies.clone());
+        let keeper = Keeper {
+            options,
+            read,
+            servers: servers.clone(),
+            latest: latest.clone(),
+            is_stuck: is_stuck.clone(),
+            files,
+            failed: None,
+        };
         let (looks, asked) = sync_channel(LOOKS);
         thread::Builder::new()
             .name("credentials".into())
             .stack_size(STACK_BYTES)
             .spawn(move || keeper.run(&asked))
             .map_err(|source| OpenError::Thread { source })?;
-        Ok(Self { latest, looks, is_stuck, kubeconfig, looked: Mutex::default() })
+        Ok(Self { latest, looks, is_stuck, kubeconfig, looked: Mutex::default(), servers, proxies })
     }
 
     /// The loaded credentials, without a check of the files.
@@ -86,6 +102,25 @@ impl Credentials {
     pub(super) fn recent(&self) -> Arc<Access> {
         let is_recent = locked(&self.looked).is_some_and(|looked| looked.elapsed() < ROUTINE);
         if is_recent { self.loaded() } else { self.latest() }
+    }
+
+    /// The access to the server at this place of their order, as it would be used.
+    pub(super) fn access_to(&self, at: usize) -> Option<Access> {
+        let access = self.loaded();
+        let server = self.servers.all(&access.own.server).into_iter().nth(at)?;
+        access.at(&server, &self.proxies)
+    }
+
+    /// Uses the server at this place from now on; returns its URL.
+    pub(super) fn move_to(&self, at: usize) -> Option<String> {
+        let mut latest = locked(&self.latest);
+        let server = self.servers.all(&latest.own.server).into_iter().nth(at)?;
+        let moved = latest.at(&server, &self.proxies)?;
+        self.servers.choose(at);
+        self.servers.chosen(&moved.own.server);
+        let url = moved.url.clone();
+        *latest = Arc::new(moved);
+        Some(url)
     }
 
     /// A request failed, perhaps because of its credentials: the next one checks the files.
@@ -114,6 +149,7 @@ impl Credentials {
 struct Keeper {
     options: ApiOptions,
     read: Arc<ReadFile>,
+    servers: Servers,
     latest: Arc<Mutex<Arc<Access>>>,
     is_stuck: Arc<AtomicBool>,
     /// The files behind the loaded credentials.
@@ -149,15 +185,19 @@ impl Keeper {
         if self.failed.as_ref().is_some_and(|(_, next)| begun < *next) {
             return access.look_at_token(&*self.read);
         }
-        match load(&self.options, &*self.read, Some(&access)) {
+        match load(&self.options, &*self.read, Some(&access), &self.servers) {
             Ok((loaded, files)) => {
                 log::info!("kubeconfig {} loaded anew", self.options.kubeconfig.display());
                 if loaded.server != access.server {
                     log::info!("it names another API server: {}", loaded.url);
                 }
-                let access = loaded;
+                let mut latest = locked(&self.latest);
+                if latest.generation != access.generation {
+                    // another server was chosen meanwhile: the next check loads the files for that one
+                    return;
+                }
                 (self.files, self.failed) = (files, None);
-                *locked(&self.latest) = Arc::new(access);
+                *latest = Arc::new(loaded);
             }
             Err(error) => {
                 let why = chain(&error);
@@ -181,6 +221,7 @@ pub(super) struct Access {
     pub(super) server: u64,
     /// The server's identity: another address or name is another server.
     peer: u64,
+    pub(super) own: Own,
     pub(super) route: Arc<Route>,
     pub(super) url: String,
     /// The node that the client certificate is for.
@@ -189,8 +230,17 @@ pub(super) struct Access {
     token_read: Mutex<TokenRead>,
 }
 
+/// The kubeconfig's own server.
+#[derive(Clone)]
+pub(super) struct Own {
+    pub(super) server: ServerAddress,
+    name: ServerName<'static>,
+    /// The proxy that the kubeconfig names, for each server.
+    proxy: Option<ProxyAddress>,
+}
+
 /// The token file as last read.
-#[derive(Default)]
+#[derive(Default, Clone)]
 struct TokenRead {
     /// `Bearer ...`; the last good reading.
     header: Option<HeaderValue>,
@@ -203,11 +253,11 @@ struct TokenRead {
 /// The server's identity, as one number. Other authorities for the same address and name are not another
 /// server: they change in steps over years. (After each change of the kubeconfig every stream lists anew, and
 /// a hub that was set up again shows Nodes of other UIDs.)
-fn peer_of(kubeconfig: &Kubeconfig) -> u64 {
+fn peer_of(url: &str, name: &ServerName<'_>) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
-    kubeconfig.server.url().hash(&mut hasher);
-    kubeconfig.server_name.to_str().hash(&mut hasher);
+    url.hash(&mut hasher);
+    name.to_str().hash(&mut hasher);
     hasher.finish()
 }
 
@@ -215,9 +265,9 @@ fn load(
     options: &ApiOptions,
     read: &ReadFile,
     before: Option<&Access>,
+    servers: &Servers,
 ) -> Result<(Access, Vec<FileRead>), OpenError> {
     let kubeconfig = kubeconfig::load_with(&options.kubeconfig, read).map_err(OpenError::Kubeconfig)?;
-    let peer = peer_of(&kubeconfig);
     let proxy = match kubeconfig.proxy {
         Some(_) => None,
         None => {
@@ -227,21 +277,59 @@ fn load(
     };
     let route = Route::new(&kubeconfig, proxy, Arc::clone(&options.clock))
         .map_err(|source| OpenError::Identity { path: options.kubeconfig.clone(), source })?;
-    let access = Access {
+    let url = kubeconfig.server.url();
+    let own = Own {
+        server: kubeconfig.server.clone(),
+        name: kubeconfig.server_name.clone(),
+        proxy: kubeconfig.proxy.clone(),
+    };
+    let mut access = Access {
         generation: before.map_or(0, |before| before.generation + 1),
-        server: before.map_or(0, |before| before.server + u64::from(before.peer != peer)),
-        peer,
+        server: 0,
+        peer: peer_of(&url, &own.name),
+        own,
         route: Arc::new(route),
-        url: kubeconfig.server.url(),
+        url,
         node: node_name::of_kubeconfig(&kubeconfig),
         token: kubeconfig.token,
         token_read: Mutex::default(),
     };
+    let chosen = servers.chosen(&access.own.server).1;
+    if chosen != access.own.server
+        && let Some(there) = access.at(&chosen, &options.proxies)
+    {
+        access = Access { generation: access.generation, ..there };
+    }
+    access.server = before.map_or(0, |before| before.server + u64::from(before.peer != access.peer));
     access.look_at_token(read);
     Ok((access, kubeconfig.files))
 }
 
 impl Access {
+    /// The same credentials for another server, as another loading.
+    fn at(&self, server: &ServerAddress, proxies: &ProxyEnvironment) -> Option<Self> {
+        let proxy = match &self.own.proxy {
+            Some(proxy) => Some(proxy.clone()),
+            None => proxies.proxy_for(&server.host, server.port).ok()?,
+        };
+        let mut route = self.route.to_peer(server, proxy)?;
+        if *server == self.own.server {
+            route.server_name = self.own.name.clone();
+        }
+        let (url, peer) = (server.url(), peer_of(&server.url(), &route.server_name));
+        Some(Self {
+            generation: self.generation + 1,
+            server: self.server + u64::from(peer != self.peer),
+            peer,
+            own: self.own.clone(),
+            route: Arc::new(route),
+            url,
+            node: self.node.clone(),
+            token: self.token.clone(),
+            token_read: Mutex::new(locked(&self.token_read).clone()),
+        })
+    }
+
     /// The `Authorization` header, or `None` if the client certificate is the only credential. Reads no file.
     pub(super) fn authorization(&self) -> Result<Option<HeaderValue>, String> {
         let fallback = match &self.token {

@@ -4,6 +4,7 @@
 //! address, because the agent keeps using that as well. Leaves to others: whether a pod can reach it (core).
 
 use super::kubeconfig::{self, Stamp};
+use super::servers::Servers;
 use kedge_core::pods::ApiServer;
 use std::path::PathBuf;
 
@@ -11,18 +12,27 @@ use std::path::PathBuf;
 #[derive(Default)]
 pub(crate) struct KnownServer {
     kubeconfig: Option<PathBuf>,
+    servers: Servers,
     stamp: Option<Stamp>,
     known: Option<ApiServer>,
 }
 
 impl KnownServer {
-    pub(crate) fn of(kubeconfig: Option<PathBuf>) -> Self {
-        Self { kubeconfig, ..Self::default() }
+    pub(crate) fn of(kubeconfig: Option<PathBuf>, servers: Servers) -> Self {
+        Self { kubeconfig, servers, ..Self::default() }
+    }
+
+    /// The one in use, if the configuration names several.
+    pub(crate) fn chosen(&self) -> Option<ApiServer> {
+        self.servers.used()
     }
 
     /// `None` without a kubeconfig, or if its server's URL has a path, which the variables of a pod cannot
     /// express.
     pub(crate) fn look(&mut self) -> Option<ApiServer> {
+        if let Some(chosen) = self.chosen() {
+            return Some(chosen);
+        }
         let path = self.kubeconfig.as_ref()?;
         let stamp = Stamp::of(path);
         if stamp.is_some() && stamp != self.stamp {
@@ -56,7 +66,7 @@ mod tests {
             scratch.write("new", &text);
             std::fs::rename(scratch.join("new"), scratch.join("kubeconfig")).unwrap();
         };
-        let mut known = KnownServer::of(Some(scratch.join("kubeconfig")));
+        let mut known = KnownServer::of(Some(scratch.join("kubeconfig")), Servers::default());
         assert_eq!(known.look(), None);
         write("https://hub.lan:6443");
         let first = Some(ApiServer { host: "hub.lan".into(), port: 6443 });

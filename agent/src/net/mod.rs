@@ -14,6 +14,7 @@ pub mod kubeconfig;
 pub(crate) mod links;
 pub mod outcomes;
 pub mod proxy;
+pub(crate) mod servers;
 pub mod transport;
 pub(crate) mod unknown_server;
 pub mod watch;

@@ -33,7 +33,7 @@ use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::time::Duration as UreqDuration;
 use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, NextTimeout, Transport};
 
-use super::kubeconfig::Kubeconfig;
+use super::kubeconfig::{Kubeconfig, ServerAddress};
 use super::links::{Link, Links};
 use super::proxy::ProxyAddress;
 
@@ -135,6 +135,17 @@ impl Route {
             server_name: kubeconfig.server_name.clone(),
             proxy: kubeconfig.proxy.clone().or(proxy),
             tls: Arc::new(tls_config(kubeconfig, clock)?),
+        })
+    }
+
+    /// The way to another API server, which is verified like this one, by its own host.
+    pub(super) fn to_peer(&self, server: &ServerAddress, proxy: Option<ProxyAddress>) -> Option<Self> {
+        Some(Self {
+            host: server.host.clone(),
+            port: server.port,
+            server_name: ServerName::try_from(server.host.clone()).ok()?,
+            proxy,
+            tls: Arc::clone(&self.tls),
         })
     }
 

@@ -503,7 +503,10 @@ impl DiskLoop {
             runtime: self.runtime.as_ref().map_or(Runtime::Absent, |runtime| runtime.report()),
             lacking_controllers: self.runtime.as_ref().and_then(|runtime| runtime.lacking_controllers()),
             pod_network: self.runtime.as_ref().map(|_| Plugins::default().look()).unwrap_or_default(),
-            api_server: self.runtime.as_ref().and_then(|_| self.server.look()),
+            api_server: match &self.runtime {
+                Some(_) => self.server.look(),
+                None => self.server.chosen(),
+            },
             has_apparmor: has_apparmor(&Roots::default()),
             has_selinux: has_selinux(&Roots::default()),
             watchdog: if self.is_image {

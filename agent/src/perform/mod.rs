@@ -17,6 +17,7 @@ mod thread;
 mod watches;
 
 use crate::faults::Faults;
+use crate::net::servers::Servers;
 use crate::net::transport::WallClock;
 use crate::perform::thread::{NETWORK_TURN, RENEW, has_finished, spawn};
 use crate::queue::{Receiver, Sender, sync_channel};
@@ -114,6 +115,7 @@ pub(crate) struct Parts {
     pub(crate) renamed: Option<Arc<Notify>>,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) clock: WallClock,
+    pub(crate) servers: Servers,
     pub(crate) events: EventSender<Event>,
     pub(crate) faults: Faults,
 }
@@ -121,7 +123,8 @@ pub(crate) struct Parts {
 impl Loops {
     /// Starts the loops; they wait for orders.
     pub(crate) fn start(parts: Parts, watchdog: &mut Watchdog) -> std::io::Result<Self> {
-        let Parts { mut disk, containers, node_name, renamed, kubeconfig, clock, events, faults } = parts;
+        let Parts { mut disk, containers, node_name, renamed, kubeconfig, clock, servers, events, faults } =
+            parts;
         let health = disk.health.clone();
         let (disk_orders, orders) = sync_channel(ORDERS);
         let token = watchdog.watch(kedge_core::DISK_LOOP, faults.limit(kedge_core::DISK_LOOP, DISK_TURN));
@@ -151,7 +154,7 @@ impl Loops {
             );
         })?;
 
-        let server = ApiServer::new(node_name, renamed, kubeconfig, clock, events, faults);
+        let server = ApiServer::new(node_name, renamed, kubeconfig, clock, servers, events, faults);
         let (renew, orders) = sync_channel(ORDERS);
         server.run(RENEW, watchdog, orders, |server, client, (request, deadline, number): LeaseOrder| {
             let client = client.map(|client| client.for_server(number));
@@ -183,6 +186,16 @@ impl Loops {
         };
         let disk = disk_orders;
         Ok(Self { disk, disk_thread, disk_rest, renew, transfer, config_map, node, pods, server, health })
+    }
+
+    /// Takes the API servers of the configuration in use, before the network is used.
+    pub(crate) fn use_servers(&self, config: &Config) {
+        self.server.servers.set(&config.servers);
+    }
+
+    /// The API server in use, if the configuration names several.
+    pub(crate) fn used_server(&self) -> Option<kedge_core::pods::ApiServer> {
+        self.server.servers.used()
     }
 
     /// Starts the runtime's loops, where there is a runtime.

@@ -14,6 +14,7 @@ use crate::net::client::{
 use crate::net::credentials::ApiOptions;
 use crate::net::error::NetError;
 use crate::net::outcomes::Warned;
+use crate::net::servers::Servers;
 use crate::net::transport::WallClock;
 use crate::node_name;
 use crate::perform::thread::{NETWORK_TURN, RENEW, spawn};
@@ -70,6 +71,7 @@ pub(crate) struct ApiServer {
     is_name_logged: Arc<AtomicBool>,
     kubeconfig: Option<PathBuf>,
     clock: WallClock,
+    pub(crate) servers: Servers,
     api: Arc<Mutex<Opening>>,
     /// The part for the local endpoint: never locked while anything blocks.
     shown: Arc<Mutex<Shown>>,
@@ -86,6 +88,7 @@ impl ApiServer {
         renamed: Option<Arc<Notify>>,
         kubeconfig: Option<PathBuf>,
         clock: WallClock,
+        servers: Servers,
         events: EventSender<Event>,
         faults: Faults,
     ) -> Self {
@@ -95,6 +98,7 @@ impl ApiServer {
             is_name_logged: Arc::default(),
             kubeconfig,
             clock,
+            servers,
             api: Arc::default(),
             shown: Arc::default(),
             forms: Arc::default(),
@@ -183,13 +187,13 @@ impl ApiServer {
             proxies: crate::net::proxy::ProxyEnvironment::of_process(),
         };
         let (opened, opening) = sync_channel(1);
-        let faults = self.faults.clone();
+        let (faults, servers) = (self.faults.clone(), self.servers.clone());
         let read = Arc::new(move |path: &Path, limit: usize| {
             faults.gate("kubeconfig");
             read_named_file(path, limit)
         });
         spawn("open", move || {
-            let _ = opened.send(Api::open_with_files(options, read).map_err(|error| chain(&error)));
+            let _ = opened.send(Api::open_choosing(options, read, servers).map_err(|error| chain(&error)));
         })?;
         Ok(opening)
     }

@@ -634,6 +634,12 @@ const KEDGE: &[Field] = &[
         Default::None,
         "at most 16 of [DAY[-DAY] ]HH:MM-HH:MM in UTC, such as Mon-Fri 22:00-04:00",
     ),
+    bounded(
+        "servers",
+        LIST_OF_TEXT,
+        Default::None,
+        "at most 4 of https://HOST[:PORT], with the authorities of the kubeconfig's server",
+    ),
     #[cfg(feature = "fault-injection")]
     no_effect("faultInjection", Kind::Object(FAULT_INJECTION)),
 ];

@@ -6,6 +6,7 @@
 //! other fields.
 
 use crate::images::thresholds::Thresholds;
+use crate::pods::ApiServer;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
 
@@ -42,6 +43,8 @@ const PARALLEL_PULLS: u32 = 4;
 const LEAST_LOG_BYTES: i64 = 64 << 10;
 /// Most of `kedge.devices`: each is a resource in the Node's status.
 const MAX_DEVICES: usize = 64;
+/// Most API servers that a configuration may name: each that is down costs a failing request its time.
+const MOST_SERVERS: usize = 4;
 /// Most paths of one: a modem has five.
 const MAX_DEVICE_PATHS: usize = 16;
 /// Each check reads all files.
@@ -227,6 +230,8 @@ pub struct Config {
     pub watch: bool,
     /// `kedge.maintenanceWindows`: when updates of pods may start; if empty, at any time.
     pub maintenance_windows: Vec<String>,
+    /// `kedge.servers`: API servers in the order in which they are tried, before the kubeconfig's own.
+    pub servers: Vec<ApiServer>,
     /// `kedge.faultInjection`.
     #[cfg(feature = "fault-injection")]
     pub fault_injection: FaultInjection,
@@ -265,6 +270,7 @@ impl Config {
             registries: reader.registries(),
             watch: reader.below("kedge").text("watch") != schema::OFF,
             maintenance_windows: reader.maintenance_windows(),
+            servers: reader.servers(),
             #[cfg(feature = "fault-injection")]
             fault_injection: reader.fault_injection(),
         }
@@ -430,6 +436,29 @@ impl<'a> Reader<'a> {
             (self.report)(path, format!("{path}: expected {expected}"));
         }
         windows
+    }
+
+    fn servers(&mut self) -> Vec<ApiServer> {
+        let texts: Vec<String> = self.below("kedge").texts("servers");
+        let mut servers: Vec<ApiServer> = Vec::new();
+        let mut wrong = (texts.len() > MOST_SERVERS)
+            .then(|| format!("at most {MOST_SERVERS} servers, and has {}", texts.len()));
+        for text in &texts {
+            match ApiServer::of_url(text) {
+                Some(server) if servers.contains(&server) => {
+                    wrong.get_or_insert(format!("each server once, and has {:?} again", excerpt(text)));
+                }
+                Some(server) => servers.push(server),
+                None => {
+                    wrong.get_or_insert(format!("https://HOST[:PORT], and has {:?}", excerpt(text)));
+                }
+            }
+        }
+        let path = "kedge.servers";
+        if let Some(expected) = wrong {
+            (self.report)(path, format!("{path}: expected {expected}"));
+        }
+        servers
     }
 
     fn devices(&mut self) -> SortedMap<String, Vec<String>> {

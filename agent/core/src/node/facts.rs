@@ -12,6 +12,35 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
+    /// The server of `https://HOST[:PORT]`, an IPv6 address in brackets; `None` for any other text.
+    pub fn of_url(text: &str) -> Option<Self> {
+        let rest = text.strip_prefix("https://")?;
+        let (host, port) = match rest.strip_prefix('[') {
+            Some(rest) => {
+                let (host, port) = rest.split_once(']')?;
+                host.parse::<std::net::Ipv6Addr>().ok()?;
+                (host, if port.is_empty() { None } else { Some(port.strip_prefix(':')?) })
+            }
+            None => {
+                let (host, port) =
+                    rest.split_once(':').map_or((rest, None), |(host, port)| (host, Some(port)));
+                let is_name = kedge_api::names::subdomain_complaint(host).is_none();
+                (is_name.then_some(host)?, port)
+            }
+        };
+        let is_port = |port: &&str| port.bytes().all(|digit| digit.is_ascii_digit());
+        let port: u16 = match port {
+            Some(port) => Some(port).filter(is_port)?.parse().ok().filter(|port| *port > 0)?,
+            None => 443,
+        };
+        Some(Self { host: host.to_owned(), port })
+    }
+
+    /// As a URL, with its port.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.joined())
+    }
+
     /// Whether a pod with a network of its own would reach itself there.
     #[must_use]
     pub fn is_loopback(&self) -> bool {

@@ -332,7 +332,7 @@ impl NodeObject {
             let body = match missing.is_empty() {
                 false => json!({"metadata": {"labels": missing}}),
                 true => {
-                    let annotations = wrong_annotations(node, options, config);
+                    let annotations = wrong_annotations(node, options, config, facts);
                     if annotations.is_empty() {
                         return None;
                     }

@@ -95,13 +95,25 @@ pub(crate) fn wrong_annotations(
     node: &api::Node,
     options: &Options,
     config: &Config,
+    facts: Option<&HostFacts>,
 ) -> serde_json::Map<String, Value> {
     let windows = Some(config.maintenance_windows.join(", ")).filter(|windows| !windows.is_empty());
-    [(api::MAINTENANCE_ANNOTATION, windows), (api::SLOT, options.slot.clone())]
-        .into_iter()
-        .filter(|(name, value)| node.metadata.annotations.get(*name) != value.as_ref())
-        .map(|(name, value)| (name.to_owned(), json!(value)))
-        .collect()
+    let wrong = |wanted: &[(&str, Option<String>)]| -> serde_json::Map<String, Value> {
+        let wrong =
+            wanted.iter().filter(|(name, value)| node.metadata.annotations.get(*name) != value.as_ref());
+        wrong.map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
+    };
+    let first = wrong(&[(api::MAINTENANCE_ANNOTATION, windows), (api::SLOT, options.slot.clone())]);
+    let server = match config.servers.is_empty() {
+        true => None,
+        // nothing is known about it before the first look
+        false => match facts.and_then(|facts| facts.api_server.as_ref()) {
+            Some(server) => Some(server.url()),
+            None => return first,
+        },
+    };
+    // alone: a hub from before it refuses the whole patch
+    if first.is_empty() { wrong(&[(api::SERVER_ANNOTATION, server)]) } else { first }
 }
 
 #[cfg(test)]

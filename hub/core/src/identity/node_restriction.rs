@@ -18,7 +18,7 @@ use crate::kinds::schema;
 use kedge_api::labels::may_node_set;
 use kedge_api::{
     AUTHORITIES_ANNOTATION, CLUSTER_EVENT_NAMESPACE, CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION,
-    NODE_LEASE_NAMESPACE, NODE_SIGNER, NODE_USER_PREFIX, SERVING_SIGNER, SLOT,
+    NODE_LEASE_NAMESPACE, NODE_SIGNER, NODE_USER_PREFIX, SERVER_ANNOTATION, SERVING_SIGNER, SLOT,
 };
 
 /// `spec` fields a kubelet may set when it registers itself; none may be changed later.
@@ -26,8 +26,8 @@ const SPEC_AT_CREATION: [&str; 2] = ["taints", "providerID"];
 
 /// Annotations in which an agent reports; a node may write no others, since an administrator's tools keep
 /// their own state in them.
-const OWN_ANNOTATIONS: [&str; 4] =
-    [AUTHORITIES_ANNOTATION, CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION, SLOT];
+const OWN_ANNOTATIONS: [&str; 5] =
+    [AUTHORITIES_ANNOTATION, CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION, SERVER_ANNOTATION, SLOT];
 /// Suffix of the domains of annotations that belong to nodes.
 const OWN_ANNOTATION_DOMAIN: &str = ".node.kedge.dev";
 
@@ -673,6 +673,7 @@ mod tests {
         check("kedge.dev/slot", true);
         check("kedge.dev/authorities", true);
         check("kedge.dev/trust", false);
+        check("kedge.dev/server", true);
         check("disk.node.kedge.dev/wear", true);
         check("node.kedge.dev/x", false);
         check("xnode.kedge.dev/x", false);
