@@ -8,6 +8,7 @@
 mod beside;
 pub mod calls;
 pub mod cli;
+mod decommission;
 pub mod doctor;
 mod errors;
 mod faults;

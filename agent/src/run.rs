@@ -5,6 +5,7 @@
 //! of time, network or disk. One thread owns core; everything that may block has a thread of its own
 //! (`perform`).
 
+use crate::decommission;
 use crate::errors::chain;
 use crate::faults::Faults;
 use crate::local::{self, Call, answers};
@@ -22,7 +23,7 @@ use crate::slot::host;
 use crate::{VERSION, local_config, logging};
 use kedge_api::Timestamp;
 use kedge_core::kubelet::{Capacity, Effective};
-use kedge_core::{Action, Core, Event, Exit, Level, Now, Options, PreviousRun, Step};
+use kedge_core::{Action, Core, Decommission, Event, Exit, Level, Now, Options, Phase, PreviousRun, Step};
 use kedge_platform::linux::{
     self, Alarm, Awaited, Claim, LinuxClocks, LinuxHost, NotifySocket, Program, Roots, StuckThread,
 };
@@ -269,6 +270,8 @@ struct Agent {
     handled: Now,
     /// The signal or request that asked for a stop, if any.
     stop_asked: Option<&'static str>,
+    /// The next run is one of a node that is decommissioned, without pods or without an identity.
+    is_leaving: bool,
     exit: Option<Ordered>,
     way: Way,
     /// When this process image began.
@@ -312,8 +315,31 @@ fn bounding(host: &LinuxHost) -> Capacity {
     }
 }
 
+/// The decommissioning that was begun. At its end the identity is removed: then, or if that fails, nothing is
+/// asked of a server any more.
+fn leave(options: &AgentOptions) -> Option<Decommission> {
+    let record = decommission::begun(&options.places.root_dir)?;
+    if record.phase != Phase::Leaving {
+        return Some(record);
+    }
+    let own = options.kubeconfig.as_deref();
+    // where `kedge join` and the images put it
+    let bootstrap = own.map(|own| own.with_file_name("bootstrap-kubeconfig"));
+    let credentials: Vec<&Path> = bootstrap.as_deref().into_iter().chain(own).collect();
+    match decommission::remove_identity(&options.places.root_dir, &credentials) {
+        Ok(()) => {
+            log::warn!("this node was decommissioned: its identity is removed, and it waits for another one");
+            None
+        }
+        Err(why) => {
+            log::warn!("this node was decommissioned, and its identity is not removed: {why}");
+            Some(record)
+        }
+    }
+}
+
 impl Agent {
-    fn start(options: AgentOptions, faults: Faults) -> Result<Self, AgentError> {
+    fn start(mut options: AgentOptions, faults: Faults) -> Result<Self, AgentError> {
         let supervisor = Arc::new(NotifySocket::from_environment());
         supervisor.extend_timeout(START_PATIENCE);
         let roots = Roots::default();
@@ -321,6 +347,10 @@ impl Agent {
         let began = clocks.monotonic();
         let mut layers = local_config::read(&options.local).map_err(AgentError::LocalConfig)?;
         let claim = claim(&options.places, &roots)?;
+        let decommission = leave(&options);
+        if decommission.as_ref().is_some_and(|record| record.phase == Phase::Leaving) {
+            options.kubeconfig = None;
+        }
         let host = LinuxHost::new(roots.clone(), &options.places.root_dir);
         layers.capacity = bounding(&host);
         let hostname = host.identity().hostname;
@@ -352,9 +382,12 @@ impl Agent {
                 node_name: node_name.clone(),
                 version: VERSION.into(),
                 local: layers,
-                dynamic_config: options.dynamic_config,
+                // the configuration's records are removed
+                dynamic_config: options.dynamic_config
+                    && decommission.as_ref().is_none_or(Decommission::has_pods),
                 node_labels,
                 slot,
+                decommission: decommission.clone(),
                 boot_id: clocks.boot_id().to_owned(),
                 previous_run: previous_run(&previous, marks.next_run()),
                 seed,
@@ -363,7 +396,8 @@ impl Agent {
         )
         .map_err(|error| AgentError::InvalidConfig(error.report()))?;
 
-        let runtime = options.runtime.settings(&options.places).map(|settings| {
+        let serves = decommission.as_ref().is_none_or(Decommission::has_pods);
+        let runtime = options.runtime.settings(&options.places).filter(|_| serves).map(|settings| {
             node.serve_pods();
             let health = RuntimeHealth::of(settings.crun.program.clone());
             (settings, Arc::new(health))
@@ -392,6 +426,7 @@ impl Agent {
             bad_configs_unreadable: None,
             health: Arc::default(),
             server: KnownServer::of(options.kubeconfig.clone(), servers.clone()),
+            state_places: (options.places.root_dir.clone(), vec![options.places.dynamic_config_dir.clone()]),
             quota: Quota::default(),
             runtime: runtime.as_ref().map(|(_, health)| health.clone()),
             read_only: claim.read_only(),
@@ -463,6 +498,7 @@ impl Agent {
             handled,
             ready,
             stop_asked: None,
+            is_leaving: false,
             exit: None,
             way: Way::None,
             began,
@@ -745,7 +781,15 @@ impl Agent {
                 crate::calls::start(self.session.as_deref(), &call, self.loops.used_server());
             }
             Action::NeedImages { images, is_all } => self.loops.need_images(images, is_all),
-            Action::Exit { why, start_again } => self.exit = Some(Ordered { why, start_again }),
+            Action::Exit { why, start_again } => {
+                let start_again = start_again || (self.is_leaving && self.stop_asked.is_none());
+                self.exit = Some(Ordered { why, start_again });
+            }
+            Action::NoteDecommission(record) => {
+                self.is_leaving |= !record.has_pods();
+                self.loops.disk(DiskOrder::NoteDecommission(record.text()));
+            }
+            Action::RemoveState => self.loops.disk(DiskOrder::RemoveState),
             Action::Log(Level::Warn, text) => log::warn!("{text}"),
             Action::Log(Level::Info, text) => log::info!("{text}"),
             Action::Log(Level::Debug, text) => log::debug!("{text}"),

@@ -28,6 +28,9 @@ pub(crate) fn text(status: &Value) -> String {
     if let Some(conflict) = conflict {
         line(&mut out, "name", &conflict);
     }
+    if let Some(text) = status["decommission"].as_str() {
+        line(&mut out, "decommission", &format!(" {text}"));
+    }
     if let Some(text) = another_machine(&status["anotherMachine"]) {
         line(&mut out, "duplicate", &text);
     }

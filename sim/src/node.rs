@@ -15,8 +15,9 @@ use kedge_api::Timestamp;
 use kedge_core::config::records::{Read, StateFile};
 use kedge_core::kubelet::{Capacity, LayerText, LocalLayers, Origin};
 use kedge_core::{
-    Action, Answer, Collection, Core, Event, Exit, HostFacts, LeaseRequest, Level, Listing, Now, Options,
-    Outcome, PodNetworks, Report, Request, RequestKey, Runtime, Step, WatchEnd, WatchFailure, Watched,
+    Action, Answer, Collection, Core, Decommission, Event, Exit, HostFacts, LeaseRequest, Level, Listing,
+    Now, Options, Outcome, Phase, PodNetworks, Report, Request, RequestKey, Runtime, Step, WatchEnd,
+    WatchFailure, Watched,
 };
 use kedge_hub_core::kinds::{CONFIG_MAP, NODE};
 use kedge_platform::fake::{Loss, Losses};
@@ -47,6 +48,10 @@ pub struct Process {
     pub facts_wanted: bool,
     pub requests: Vec<Request>,
     pub renewal: Option<(LeaseRequest, Duration)>,
+    /// A record of a decommissioning on its way to the disk.
+    pub leaving: Option<Decommission>,
+    /// State is to be removed.
+    pub removes: bool,
     node_watch: Option<Watch>,
     /// Namespace and name of the ConfigMap that is watched.
     pub watched: Option<(String, String)>,
@@ -74,6 +79,8 @@ impl Process {
             facts_wanted: self.facts_wanted,
             requests: self.requests.clone(),
             renewal: self.renewal.clone(),
+            leaving: self.leaving.clone(),
+            removes: self.removes,
             node_watch: anew(&self.node_watch),
             watched: self.watched.clone(),
             map_watch: anew(&self.map_watch),
@@ -119,6 +126,10 @@ pub struct Node {
     pub labels: BTreeMap<String, String>,
     /// The slot of the running disk image.
     pub slot: Option<String>,
+    /// The record of a decommissioning on its disk.
+    pub decommission: Option<Decommission>,
+    /// How often state was removed for that.
+    pub removals: u32,
     pub process: Option<Process>,
     /// `None` if it runs no pods.
     pub containers: Option<Containers>,
@@ -152,6 +163,8 @@ impl Node {
             facts: host_facts(name),
             labels: BTreeMap::new(),
             slot: None,
+            decommission: None,
+            removals: 0,
             process: None,
             containers: None,
             seen: Vec::new(),
@@ -170,6 +183,7 @@ impl Node {
     pub fn fork(&self) -> Self {
         Self {
             name: self.name.clone(),
+            decommission: self.decommission.clone(),
             disk: self.disk.fork(),
             board: self.board.fork(),
             version: self.version.clone(),
@@ -237,9 +251,10 @@ impl Node {
             node_name: self.name.clone(),
             version: self.version.clone(),
             local: LocalLayers { capacity: capacity_of(&self.facts), ..self.local.clone() },
-            dynamic_config: self.dynamic,
+            dynamic_config: self.dynamic && self.serves_pods(),
             node_labels: self.labels.clone(),
             slot: self.slot.clone(),
+            decommission: self.decommission.clone(),
             boot_id: self.boot_id(),
             previous_run: self.board.previous_run(),
             // another seed at each start, as on a real board, so that jitter differs between runs
@@ -249,7 +264,12 @@ impl Node {
         let mut node = Core::new(options, self.now()).map_err(|error| error.report())?;
         let mut twin =
             of_twin.map(|options| Core::new(options, self.now()).expect("the same options were right"));
-        if let Some(containers) = &mut self.containers {
+        if self.decommission.as_ref().is_some_and(|record| record.phase == Phase::Leaving) {
+            // its identity is gone
+            self.link = false;
+        }
+        let serves = self.serves_pods();
+        if let Some(containers) = self.containers.as_mut().filter(|_| serves) {
             [Some(&mut node), twin.as_mut()].into_iter().flatten().for_each(Core::serve_pods);
             containers.new_process();
         }
@@ -264,6 +284,8 @@ impl Node {
             facts_wanted: false,
             requests: Vec::new(),
             renewal: None,
+            leaving: None,
+            removes: false,
             node_watch: None,
             watched: None,
             map_watch: None,
@@ -376,10 +398,16 @@ impl Node {
             }
             Action::Exit { why, start_again } => {
                 // the exit code decides whether a supervisor starts the agent again
-                assert_eq!(start_again, !process.stop_asked, "another kind of end: {why:?}");
+                let is_leaving = self.decommission.is_some();
+                assert!(is_leaving || start_again != process.stop_asked, "another kind of end: {why:?}");
                 assert!(!why.is_empty() && process.step.is_none(), "it exits within a step: {why:?}");
                 process.exit = Some(why);
             }
+            Action::NoteDecommission(record) => {
+                assert!(process.leaving.is_none(), "two records at once");
+                process.leaving = Some(record);
+            }
+            Action::RemoveState => process.removes = true,
             Action::Log(level, line) => {
                 assert!(line.len() <= checks::LOG_BYTES, "a line of {} bytes: {:.200}", line.len(), line);
                 let mark = if level == Level::Warn { "W" } else { " " };
@@ -431,6 +459,26 @@ impl Node {
         let outcome = self.perform(&step);
         self.seen.push(Seen::Performed(step, outcome.clone()));
         self.handle(Event::StepDone(outcome));
+        true
+    }
+
+    /// Whether it is not decommissioned so far that no pod is served.
+    fn serves_pods(&self) -> bool {
+        self.decommission.as_ref().is_none_or(Decommission::has_pods)
+    }
+
+    /// Makes the next write, or removal, of a decommissioning.
+    pub fn do_leaving(&mut self) -> bool {
+        let Some(process) = &mut self.process else { return false };
+        if let Some(record) = process.leaving.take() {
+            self.decommission = Some(record);
+            self.handle(Event::DecommissionNoted(Ok(())));
+        } else if std::mem::take(&mut process.removes) {
+            self.removals += 1;
+            self.handle(Event::StateRemoved(Ok(())));
+        } else {
+            return false;
+        }
         true
     }
 
@@ -653,6 +701,7 @@ impl Node {
         let link = self.link;
         let down = || (!link).then(|| Answer::Failed("connection refused".into()));
         self.do_step()
+            || self.do_leaving()
             || self.do_facts()
             || self.do_pods()
             || self.do_request(hub, down())

@@ -3,7 +3,8 @@
 //! Owns the properties that need more than one node: each node decides for itself. Leaves one node's rules to
 //! `rows`.
 
-use kedge_core::Event;
+use kedge_core::{Event, Phase};
+use kedge_sim::containers::Containers;
 use kedge_sim::hub::{Flavour, Hub};
 use kedge_sim::situations::{A, B, TRIAL};
 use kedge_sim::{Node, World, map_event, node_event, payload};
@@ -214,4 +215,126 @@ fn controller_that_fights_with_a_node_is_answered_at_a_pace() {
     // after 10, 20, 40, 80, 160 s, and every 5 minutes afterwards
     assert!((10..=30).contains(&statuses), "{statuses} statuses in an hour");
     assert!((10..=25).contains(&labels), "the label came back {labels} times in an hour");
+}
+
+/// The servers of a configuration are tried like everything else in it.
+#[test]
+fn servers_without_contact_are_rolled_back() {
+    let mut world = known_good_fleet(&NAMES[..1]);
+    world.hub.push("fleet", &payload(B, "kedge: {servers: ['https://nowhere:6443']}"));
+    let mut was_tried = false;
+    for _ in 0..3600 {
+        let process = world.nodes[0].process.as_ref();
+        let effective = process.and_then(|process| process.node.effective());
+        let is_nowhere = effective.is_some_and(|effective| !effective.config.servers.is_empty());
+        was_tried |= is_nowhere;
+        world.nodes[0].link = !is_nowhere;
+        world.supervise_for(Duration::from_secs(1));
+        if was_tried && state(&world.nodes[0]) == "fallback" {
+            break;
+        }
+    }
+    world.nodes[0].link = true;
+    world.supervise_for(MINUTE);
+    assert!(was_tried);
+    assert_eq!((state(&world.nodes[0]), world.nodes[0].used()), ("fallback", A));
+    assert_eq!(config_ok(&world, NAMES[0]), "False");
+}
+
+/// A node with a pod that runs, and a configuration.
+fn with_a_pod() -> World {
+    let mut world = known_good_fleet(&NAMES[..1]);
+    let containers = Containers::new(7);
+    world.nodes[0].power_cut();
+    world.nodes[0].containers = Some(containers);
+    let uid = world.hub.create_pod(NAMES[0], "a", "app:1");
+    world.supervise_for(5 * MINUTE);
+    assert!(world.nodes[0].containers.as_ref().is_some_and(|containers| containers.runs(&uid)));
+    world
+}
+
+/// Asks the node to end for good, by the UID of the Node that it has or another.
+fn decommission(world: &mut World, uid: Option<&str>) {
+    let uid = uid.map_or_else(|| world.hub.node_uid(), str::to_owned);
+    world.hub.edit_node(|node| {
+        node["metadata"]["annotations"][kedge_api::DECOMMISSION_ANNOTATION] = uid.into();
+    });
+}
+
+fn has_pods(node: &Node) -> bool {
+    node.containers
+        .as_ref()
+        .is_some_and(|containers| !containers.left().0.is_empty() || !containers.left().1.is_empty())
+}
+
+/// A power cut after any of the agent's orders leads to the same end: no pod, state removed before the report,
+/// the identity after it.
+#[test]
+fn decommissioned_node_ends_whatever_is_cut() {
+    let mut hit = Vec::new();
+    for cut in 0..40 {
+        let mut world = with_a_pod();
+        decommission(&mut world, None);
+        for _ in 0..cut {
+            let World { hub, nodes, .. } = &mut world;
+            if !nodes[0].turn(hub) {
+                if nodes[0].exited() {
+                    nodes[0].supervise();
+                } else {
+                    world.run_for(Duration::from_secs(1));
+                }
+            }
+        }
+        let phase = world.nodes[0].decommission.as_ref().map(|record| record.phase);
+        hit.extend(phase);
+        world.nodes[0].power_cut();
+        world.supervise_for(30 * MINUTE);
+        let node = &world.nodes[0];
+        let phase = node.decommission.as_ref().map(|record| record.phase);
+        assert_eq!(phase, Some(Phase::Leaving), "cut after {cut} orders");
+        assert!(!has_pods(node) && node.removals >= 1, "cut after {cut} orders");
+        assert_eq!(world.hub.condition("Decommissioned").expect("reported")["status"], "True");
+    }
+    for phase in [Phase::Ending, Phase::Removing, Phase::Reporting, Phase::Leaving] {
+        assert!(hit.contains(&phase), "no cut hit {phase:?}");
+    }
+}
+
+#[test]
+fn another_nodes_uid_decommissions_nothing() {
+    let mut world = with_a_pod();
+    for uid in ["another", "", ",wipe"] {
+        decommission(&mut world, Some(uid));
+        world.supervise_for(5 * MINUTE);
+        assert!(world.nodes[0].decommission.is_none() && has_pods(&world.nodes[0]), "{uid:?}");
+        assert!(world.hub.condition("Decommissioned").is_none());
+    }
+}
+
+/// Without the server nothing is reported, and the identity stays for that. A pod that is bound meanwhile does
+/// not begin.
+#[test]
+fn decommissioned_node_keeps_its_identity_until_it_was_heard() {
+    let mut world = with_a_pod();
+    decommission(&mut world, None);
+    world.hub.create_pod(NAMES[0], "b", "app:1");
+    let phase = |world: &World| world.nodes[0].decommission.as_ref().map(|record| record.phase);
+    for _ in 0..200 {
+        if phase(&world).is_some() {
+            break;
+        }
+        world.run_for(Duration::from_secs(1));
+    }
+    world.nodes[0].link = false;
+    world.supervise_for(60 * MINUTE);
+    assert_eq!(phase(&world), Some(Phase::Reporting));
+    assert!(!has_pods(&world.nodes[0]));
+    world.nodes[0].link = true;
+    world.supervise_for(10 * MINUTE);
+    assert_eq!(phase(&world), Some(Phase::Leaving));
+    let renewals = world.hub.renewals;
+    world.hub.delete_node();
+    world.supervise_for(10 * MINUTE);
+    assert!(world.hub.node().is_none(), "it does not make its Node again");
+    assert!(world.hub.renewals <= renewals + 2);
 }

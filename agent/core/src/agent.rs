@@ -17,6 +17,7 @@ use crate::event::{Action, Collection, Event, Request, RequestKey};
 use crate::kubelet::error::ConfigError;
 use crate::kubelet::{self, Effective};
 use crate::node::calls::Calls;
+use crate::node::decommission::{Decommissioning, Seen};
 use crate::node::events::NodeEvents;
 use crate::node::heartbeat::Heartbeat;
 use crate::node::object::{NodeNews, NodeObject};
@@ -61,6 +62,7 @@ struct Actors {
     heartbeat: Heartbeat,
     events: NodeEvents,
     calls: Calls,
+    decommissioning: Decommissioning,
     /// `None` on a node without a runtime.
     pods: Option<Box<PodsActor>>,
     contact: Contact,
@@ -268,6 +270,7 @@ impl Actors {
             heartbeat: Heartbeat::new(lease_secs, turn),
             events,
             calls: Calls::new(turn.now.mono),
+            decommissioning: Decommissioning::new(turn.options.decommission.clone()),
             pods,
             contact: Contact::new(turn.now),
             is_hub: None,
@@ -355,6 +358,12 @@ impl Actors {
                 }
             }
             Event::Heard { server, event } => self.heard_from(server, *event, turn),
+            Event::DecommissionNoted(done) => {
+                if let Some(why) = self.decommissioning.noted(done, turn) {
+                    self.config.configuration.stop(&why);
+                }
+            }
+            Event::StateRemoved(done) => self.decommissioning.removed(done, turn),
             Event::Stop(why) => self.config.configuration.stop(&why),
         }
     }
@@ -519,6 +528,7 @@ impl Actors {
         if self.heartbeat.lease.is_claimed() && is_not_found(answer) {
             self.node.not_found(turn);
         }
+        self.decommissioning.answered(answer, turn.now.mono);
         self.heartbeat.renewed(answer, turn);
         let lease = &turn.options.node_name;
         if matches!(answer, Answer::Accepted(_)) {
@@ -564,7 +574,10 @@ impl Actors {
             turn.log(Level::Warn, format!("{line}: {answer}; {then}"));
         }
         match key {
-            RequestKey::PatchStatus => self.heartbeat.status_failed(answer, turn),
+            RequestKey::PatchStatus => {
+                self.decommissioning.answered(answer, turn.now.mono);
+                self.heartbeat.status_failed(answer, turn);
+            }
             RequestKey::PatchNode | RequestKey::PatchLabels => self.node.failed(key),
             _ => return,
         }
@@ -590,7 +603,8 @@ impl Actors {
                     let what = format!("the status of Node {} accepted", turn.options.node_name);
                     turn.log_all(self.contact.accepted(turn.now, &what));
                 }
-                self.heartbeat.status_accepted(self.config.config(), turn);
+                let says_so = self.heartbeat.status_accepted(self.config.config(), turn);
+                self.decommissioning.reported(says_so, turn);
             }
             RequestKey::Register | RequestKey::PatchLabels | RequestKey::PatchNode => {
                 self.node.changed_by_us(answer);
@@ -617,6 +631,7 @@ impl Actors {
         self.config.update_watch(self.node.node().is_some(), turn);
         self.heartbeat.refresh_facts(self.config.config(), turn);
         self.heartbeat.pods_held(self.config.configuration.hold().as_ref());
+        self.decommission(turn);
         self.offer_requests(turn);
         if let Some(pods) = &mut self.pods {
             let around = Around {
@@ -625,7 +640,7 @@ impl Actors {
                 config: self.config.config(),
                 floor: self.config.configuration.floor(),
                 pressures: self.heartbeat.pressures(),
-                is_held: self.config.configuration.are_pods_held(),
+                is_held: self.config.configuration.are_pods_held() && self.decommissioning.record().is_none(),
             };
             pods.settle(&around, turn);
             if std::mem::take(&mut pods.wants_look) {
@@ -643,10 +658,29 @@ impl Actors {
         false
     }
 
+    fn decommission(&mut self, turn: &mut Turn) {
+        let pods = match &self.pods {
+            Some(pods) if self.decommissioning.record().is_some() => {
+                pods.is_report_complete().then(|| pods.report().len())
+            }
+            Some(_) => None,
+            None => Some(0),
+        };
+        let seen = Seen { node: self.node.node(), is_missing: self.node.is_missing(), pods };
+        self.decommissioning.decide(&seen, turn);
+        self.heartbeat.decommissioning(self.decommissioning.condition());
+        if let (Some(pods), Some(record)) = (&mut self.pods, self.decommissioning.record()) {
+            pods.end_all(&record.node_uid, turn);
+        }
+    }
+
     /// Puts the wanted requests into the outbox. Those of one moment leave in this order.
     fn offer_requests(&mut self, turn: &mut Turn) {
         turn.offer(RequestKey::Version, |_| self.is_hub.is_none().then_some(Request::Version));
-        self.node.offer_registration(self.config.config(), self.heartbeat.facts(), turn);
+        // a node that is decommissioned does not make its Node again
+        if self.decommissioning.record().is_none() {
+            self.node.offer_registration(self.config.config(), self.heartbeat.facts(), turn);
+        }
         if let Some(is_hub) = self.is_hub.filter(|_| self.node.node().is_some()) {
             let status = self.config.config_status();
             // first the annotation with `status.config`, so that it is never older than the condition
@@ -675,6 +709,7 @@ impl Actors {
             self.pods.as_ref().and_then(|pods| pods.next_deadline()),
             self.heartbeat.next_deadline(now, is_there, outbox),
             self.calls.next_deadline(),
+            self.decommissioning.next_deadline(now.mono),
             outbox.next_deadline(now),
         ]
         .into_iter()
@@ -695,6 +730,7 @@ impl Actors {
             status_posts: self.heartbeat.posts,
             registered: self.node.node().is_some(),
             server_is_hub: self.is_hub,
+            decommission: self.decommissioning.condition().map(|(_, _, message)| message),
             another_machine: self.heartbeat.rival.report(now.mono),
         }
     }

@@ -6,6 +6,7 @@
 use crate::answer::{Answer, Level};
 use crate::config::records::{CheckpointName, Read};
 use crate::kubelet::Effective;
+use crate::node::decommission::Decommission;
 use crate::node::facts::HostFacts;
 use crate::pods::{PodAction, PodAsk, PodEvent};
 use crate::watching::{ObjectVersion, WatchEnd, WatchOrder, Watched};
@@ -67,6 +68,10 @@ pub enum Event {
     /// Events of an earlier one are dropped; with the first of a later one, all facts from the earlier are
     /// forgotten.
     Heard { server: u64, event: Box<Event> },
+    /// The outcome of `NoteDecommission`.
+    DecommissionNoted(Result<(), String>),
+    /// The outcome of `RemoveState`.
+    StateRemoved(Result<(), String>),
     /// A stop of the agent was requested: by whom.
     Stop(String),
 }
@@ -152,6 +157,10 @@ pub enum Action {
         /// Otherwise a stop was requested. Either way an exit with code 0 is right.
         start_again: bool,
     },
+    /// Record durably how far the decommissioning of this node has come, then report `DecommissionNoted`.
+    NoteDecommission(Decommission),
+    /// Remove the data of pods, images, and configurations, then report `StateRemoved`. No pod is served.
+    RemoveState,
     /// Log a line.
     Log(Level, String),
 }

@@ -43,6 +43,7 @@ pub use config::judge::{DISK_LOOP, Exit, PreviousRun};
 pub use config::running::Forgiveness;
 pub use contact::ContactReport;
 pub use event::{Action, Collection, Event, LeaseRequest, Listing, Request, RequestKey};
+pub use node::decommission::{Decommission, Phase};
 pub use node::facts::{HardwareWatchdog, HostFacts, ImageState, PodNetworks, Runtime};
 pub use node::status::{allocatable_memory, kubelet_version};
 pub use options::Options;

@@ -5,6 +5,7 @@
 
 use crate::config::judge::PreviousRun;
 use crate::kubelet::LocalLayers;
+use crate::node::decommission::Decommission;
 use std::collections::BTreeMap;
 
 /// Settings from the command line and the board, fixed for this run.
@@ -22,6 +23,8 @@ pub struct Options {
     pub node_labels: BTreeMap<String, String>,
     /// The running slot of the disk image, `a` or `b`; `None` if this node runs none.
     pub slot: Option<String>,
+    /// How far an administrator's decommissioning has come, if one was begun.
+    pub decommission: Option<Decommission>,
     /// Boot id of this boot.
     pub boot_id: String,
     /// Evidence of how the previous run ended.

@@ -37,6 +37,8 @@ pub struct Report {
     pub registered: bool,
     /// Whether the API server is our hub; null while unknown.
     pub server_is_hub: Option<bool>,
+    /// How far the decommissioning of this node has come; null without one.
+    pub decommission: Option<String>,
     /// Another machine that reports as this node; null without one.
     pub another_machine: Option<AnotherMachine>,
 }

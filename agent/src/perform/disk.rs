@@ -6,6 +6,7 @@
 
 use super::containers::RuntimeHealth;
 use super::quota::Quota;
+use crate::decommission;
 use crate::locks::locked;
 use crate::net::known_server::KnownServer;
 use crate::workloads::network::Plugins;
@@ -19,7 +20,7 @@ use kedge_platform::{Files, HostIdentity, PreviousExit, ReadError, SweepReport, 
 use serde_json::{Value, json};
 use std::fs::File;
 use std::net::IpAddr;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -64,6 +65,10 @@ pub(crate) enum DiskOrder {
     KeepAside(Vec<DesiredFile>),
     /// Read the pods' desired set.
     ReadDesired,
+    /// Record how far a decommissioning has come.
+    NoteDecommission(Vec<u8>),
+    /// Remove all state but the identity.
+    RemoveState,
 }
 
 /// The state of the disk, for `kedge status`.
@@ -150,6 +155,8 @@ pub(crate) struct DiskLoop {
     pub(crate) bad_configs_unreadable: Option<String>,
     pub(crate) health: Arc<DiskHealth>,
     pub(crate) server: KnownServer,
+    /// `--root-dir`, and other directories with state.
+    pub(crate) state_places: (PathBuf, Vec<PathBuf>),
     /// The pods' desired set's share of the disk.
     pub(crate) quota: Quota,
     /// `None` on a node without a runtime.
@@ -199,6 +206,21 @@ impl DiskLoop {
             DiskOrder::KeepAside(files) => {
                 files.iter().for_each(|file| self.keep_desired_aside(&file.path()));
                 None
+            }
+            DiskOrder::NoteDecommission(record) => {
+                let done = match &self.read_only {
+                    Some(why) => Err(why.clone()),
+                    None => {
+                        let written = self.root_files.write_durably(Path::new(decommission::RECORD), &record);
+                        written.map_err(|error| crate::errors::chain(&error))
+                    }
+                };
+                self.health.note_write(decommission::RECORD, &done);
+                Some(Event::DecommissionNoted(done))
+            }
+            DiskOrder::RemoveState => {
+                let (root, others) = &self.state_places;
+                Some(Event::StateRemoved(decommission::remove_state(root, others)))
             }
             DiskOrder::ReadDesired => {
                 let found = desired(&*self.root_files);
@@ -758,6 +780,7 @@ mod tests {
             bad_configs_unreadable: None,
             health: Arc::default(),
             server: KnownServer::default(),
+            state_places: Default::default(),
             quota: Quota::default(),
             runtime: None,
             read_only: None,

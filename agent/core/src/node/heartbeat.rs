@@ -227,6 +227,10 @@ impl Heartbeat {
         self.status.machine_stops(stops);
     }
 
+    pub(crate) fn decommissioning(&mut self, condition: Option<(&'static str, &'static str, String)>) {
+        self.status.decommissioning(condition);
+    }
+
     pub(crate) fn pods_held(&mut self, held: Option<&Hold>) {
         self.status.pods_held(held);
     }
@@ -264,7 +268,8 @@ impl Heartbeat {
         });
     }
 
-    pub(crate) fn status_accepted(&mut self, config: &Config, turn: &mut Turn) {
+    /// Returns whether the server knows by it that this node is decommissioned.
+    pub(crate) fn status_accepted(&mut self, config: &Config, turn: &mut Turn) -> bool {
         self.posts = self.posts.saturating_add(1);
         if let Some((patch, said)) = self.offered.take() {
             let is_again = self.written.as_ref() == Some(&said);
@@ -278,6 +283,7 @@ impl Heartbeat {
             self.rival.reported();
             self.status.accepted(turn.now, patch, longest, turn.jitter);
         }
+        self.status.says_decommissioned()
     }
 
     /// A server that knows two machines of this name takes statuses from the first: the next try is far
@@ -423,6 +429,7 @@ mod tests {
                 dynamic_config: false,
                 node_labels: Default::default(),
                 slot: None,
+                decommission: None,
                 boot_id: String::new(),
                 previous_run: PreviousRun::default(),
                 seed: 1,

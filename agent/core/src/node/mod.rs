@@ -5,6 +5,7 @@
 //! are sent and repeated (`outbox`).
 
 pub(crate) mod calls;
+pub(crate) mod decommission;
 pub(crate) mod events;
 pub(crate) mod facts;
 pub(crate) mod heartbeat;

@@ -173,6 +173,11 @@ impl NodeObject {
         self.node.as_deref()
     }
 
+    /// The server was read, and has no such Node.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.is_missing
+    }
+
     /// Reads it, and watches from there.
     pub(crate) fn list(&mut self, turn: &mut Turn) {
         let order = self.reflector.watching.list(None);

@@ -70,6 +70,8 @@ pub(crate) struct StatusKeeper {
     disk_stalled: bool,
     /// The condition's message while pods are held.
     pods_held: Option<String>,
+    /// The condition's status, reason and message while this node is being decommissioned.
+    decommissioning: Option<(&'static str, &'static str, String)>,
     /// Since when no hardware watchdog is active.
     unwatched_since: Option<Duration>,
     /// Whether that is longer than a start takes.
@@ -162,6 +164,17 @@ impl StatusKeeper {
     /// Pods are held, or not any more.
     pub(crate) fn pods_held(&mut self, held: Option<&Hold>) {
         self.pods_held = held.map(Hold::message);
+    }
+
+    pub(crate) fn decommissioning(&mut self, condition: Option<(&'static str, &'static str, String)>) {
+        self.decommissioning = condition;
+    }
+
+    /// The server has the condition by which this node is decommissioned.
+    pub(crate) fn says_decommissioned(&self) -> bool {
+        let conditions = self.believed.iter().flat_map(|believed| &believed.conditions);
+        let mut found = conditions.filter(|there| there.condition_type == kedge_api::DECOMMISSIONED);
+        found.any(|there| there.status == "True")
     }
 
     /// The machine is shutting down, or not after all.
@@ -340,6 +353,12 @@ impl StatusKeeper {
         let stalled = stall_matters.then(|| disk_stalled(self.disk_stalled));
         let hold_matters = self.pods_held.is_some() || there(kedge_api::PODS_HELD).is_some();
         let held = hold_matters.then(|| pods_held(self.pods_held.as_deref()));
+        let leaving = self.decommissioning.as_ref().map(|(status, reason, message)| Words {
+            name: kedge_api::DECOMMISSIONED,
+            status,
+            reason,
+            message,
+        });
         let network = self.network_unavailable(there(NETWORK_UNAVAILABLE));
         let watchdog = self.watchdog_missing(there(kedge_api::WATCHDOG_MISSING).is_some());
         let image = self.image_ok();
@@ -356,7 +375,14 @@ impl StatusKeeper {
             reason,
             message,
         });
-        let more = stalled.into_iter().chain(held).chain(network).chain(watchdog).chain(image).chain(limits);
+        let more = stalled
+            .into_iter()
+            .chain(held)
+            .chain(leaving)
+            .chain(network)
+            .chain(watchdog)
+            .chain(image)
+            .chain(limits);
         let own = self.own_conditions().into_iter().chain(more).filter_map(|words| {
             let there = there(words.name);
             let changed = there.is_none_or(|there| !words.matches(there));

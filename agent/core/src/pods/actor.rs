@@ -129,6 +129,8 @@ pub(crate) struct PodsActor {
     rereading: Rereading,
     /// Events about the node that were not sent yet.
     pub(crate) notices: Vec<Notice>,
+    /// All pods end, and no other begins: the node is decommissioned.
+    ends_all: bool,
     /// How the server last refused a status or a deletion, so that it is logged once.
     refusal: Option<(u16, String)>,
 }
@@ -165,6 +167,7 @@ impl PodsActor {
             node_was_read: false,
             rereading: Rereading::new(settings.rereads_each_minute, turn),
             notices: Vec::new(),
+            ends_all: false,
             refusal: None,
         };
         actor.pods.plan_shutdown(settings.shutdown.clone());
@@ -178,8 +181,27 @@ impl PodsActor {
 
     // ---- what happens
 
+    /// All pods end, and none begins, whatever the server or a file says: this node is decommissioned.
+    pub(crate) fn end_all(&mut self, node_uid: &str, turn: &mut Turn) {
+        let is_known = self.pods.is_report_complete();
+        if !is_known || std::mem::replace(&mut self.ends_all, true) {
+            return;
+        }
+        self.receive(PodEvent::StaticPods(Ok(Vec::new())), turn);
+        self.receive(PodEvent::PodsListed { node_uid: node_uid.to_owned(), pods: Vec::new() }, turn);
+        self.receive(PodEvent::Release(None), turn);
+    }
+
     /// Takes an event of the board: a change it saw, or the answer to one of its orders.
     pub(crate) fn receive(&mut self, event: PodEvent, turn: &mut Turn) {
+        let event = match event {
+            PodEvent::PodSeen(_) if self.ends_all => return,
+            PodEvent::PodsListed { node_uid, .. } if self.ends_all => {
+                PodEvent::PodsListed { node_uid, pods: Vec::new() }
+            }
+            PodEvent::StaticPods(_) if self.ends_all => PodEvent::StaticPods(Ok(Vec::new())),
+            event => event,
+        };
         if matches!(event, PodEvent::DesiredSaved { .. }) {
             self.writes.under_way = self.writes.under_way.saturating_sub(1);
         }
@@ -720,6 +742,7 @@ mod tests {
             dynamic_config: false,
             node_labels: Default::default(),
             slot: None,
+            decommission: None,
             boot_id: String::new(),
             previous_run: PreviousRun::default(),
             seed: 1,

@@ -50,6 +50,7 @@ impl Simulation {
             | Action::Pods(_)
             | Action::TakeCall(_)
             | Action::NeedImages { .. } => unreachable!("simulated nodes have no runtime"),
+            Action::NoteDecommission(_) | Action::RemoveState => unreachable!("nobody decommissions it"),
             Action::Exit { .. } => "Exit",
             Action::Log(..) => "Log",
         };
