@@ -12,9 +12,10 @@ use std::time::Instant;
 use http::HeaderMap;
 use kedge_api::{BOOT_HEADER, CLUSTER_EVENT_NAMESPACE, DUPLICATE};
 use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::decode;
 use kedge_hub_core::identity::duplicates::{self, Machines, News};
 use kedge_hub_core::kinds::{EVENT, NODE};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::fresh::now_text;
 use crate::hub::Hub;
@@ -71,7 +72,7 @@ impl Boot {
         let Known { boot, machines } = self.0.get()?;
         let mut machines = locked(machines);
         machines.is_second(*boot).then(|| {
-            let status: Value = serde_json::from_slice(status).unwrap_or_default();
+            let status = decode::value(status).unwrap_or_default();
             if let Some(id) = status["status"]["nodeInfo"]["machineID"].as_str() {
                 machines.says(*boot, id);
             }
