@@ -4,8 +4,8 @@
 //! Always holds: an expired or revoked credential proves nothing, however old its connection, TLS session or
 //! watch is: its requests are answered with 401, also those that began earlier or are queued, and its open
 //! connections are closed; a watch that a token began sends nothing more, and ends within a minute after the
-//! deletion of the object that the token is bound to. A watch or session whose caller loses the right to
-//! begin it sends nothing more and ends at once. A request with an invalid credential uses up none of the
+//! deletion of the object that the token is bound to. A watch whose caller loses the right to begin it
+//! sends nothing more; it ends at once, and so does a session. A request with an invalid credential uses up none of the
 //! limits of the identity that it names. A change of the deny list, of a role or of a binding takes effect
 //! before its writer is answered. Left to others: the rights of an identity, and the meaning of the deny list
 //! (`kedge_hub_core::identity`).

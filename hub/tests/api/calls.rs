@@ -265,6 +265,53 @@ fn session_ends_with_the_nodes_credential_and_with_the_hub() {
     assert_eq!(code, Some(0));
 }
 
+/// A log that is followed and a command, of a user whose binding is deleted.
+#[test]
+fn session_ends_with_the_right_to_it() {
+    const RIGHTS: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/default";
+    let hub = Hub::new();
+    let (node, mut admin) = (with_pod(&hub), hub.admin());
+    let mut watch = own_watch(&node);
+    let rules = |verbs: &[&str]| {
+        json!({"metadata": {"name": "runs"}, "rules": [
+            {"apiGroups": [""], "resources": ["pods/log", "pods/exec"], "verbs": verbs}]})
+    };
+    let role = format!("{RIGHTS}/roles");
+    admin.post(&role, &rules(&["get"])).expect(201);
+    let subject = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "jane"});
+    let runs = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "runs"});
+    let binding = json!({"metadata": {"name": "runs"}, "subjects": [subject], "roleRef": runs});
+    admin.post(&format!("{RIGHTS}/rolebindings"), &binding).expect(201);
+    let websocket = "connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: \
+                     dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-protocol: v5.channel.k8s.io\r\n";
+    let exec = "/api/v1/namespaces/default/pods/p/exec?command=sh&container=a&stdout=true";
+    let ask = |path: &str, fields: &str| {
+        let mut client = hub.admin();
+        let head = format!("GET {path} HTTP/1.1\r\nhost: h\r\nimpersonate-user: jane\r\n{fields}\r\n");
+        client.write_raw(head.as_bytes()).unwrap();
+        client
+    };
+    // a WebSocket runs a command by GET: the right to read is not enough
+    let refused = ask(exec, websocket).read_reply().unwrap();
+    refused.refused(403, "pods \"p\" is forbidden: User \"jane\" cannot create resource \"pods/exec\" in API group \"\" in the namespace \"default\"");
+    admin.put(&format!("{role}/runs"), &rules(&["get", "create"])).expect(200);
+    let mut log = ask(&format!("{LOG}?follow=true"), "");
+    let mut its_session = taken(&node, &called(&mut watch));
+    its_session.write_raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n").unwrap();
+    log.read_until("one\r\n");
+    let mut command = ask(exec, websocket);
+    let mut session = taken(&node, &called(&mut watch));
+    session.read_until("\r\n\r\n");
+    session.write_raw(b"HTTP/1.1 101 \r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n").unwrap();
+    assert!(command.read_until("\r\n\r\n").starts_with("HTTP/1.1 101 "));
+    admin.delete(&format!("{RIGHTS}/rolebindings/runs")).expect(200);
+    assert_eq!(log.read_to_end(), "", "it breaks off");
+    assert_eq!(command.read_to_end(), "");
+    its_session.read_to_end();
+    session.read_to_end();
+    assert_eq!(ask(LOG, "").read_reply().unwrap().code, 403);
+}
+
 #[test]
 fn abandoned_calls_give_their_places_back() {
     let hub = Hub::new();
