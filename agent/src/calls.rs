@@ -6,6 +6,7 @@
 //! TLS; one connection, one call, one request, then the process ends. Left to others: the content
 //! (`kubelet_api`), which calls are accepted (core), where the process runs (`kedge_platform::workloads`).
 
+use crate::http1;
 use crate::kubelet_api::node::{Node, Stream};
 use crate::net::credentials::ApiOptions;
 use crate::options::{AgentOptions, Places, SessionOptions};
@@ -224,19 +225,14 @@ async fn take(
 async fn upgraded(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     loop {
-        let mut headers = [httparse::EMPTY_HEADER; 32];
-        let mut head = httparse::Response::new(&mut headers);
-        match head.parse(&bytes) {
-            Ok(httparse::Status::Complete(length)) if head.code == Some(101) => {
-                return Ok(bytes.split_off(length));
-            }
-            Ok(httparse::Status::Complete(length)) => {
-                let status = head.code.unwrap_or_default();
-                let text = kedge_api::excerpt(&String::from_utf8_lossy(&bytes[length..]));
+        match http1::response(&bytes, 32) {
+            Ok(Some((101, head))) => return Ok(bytes.split_off(head.bytes)),
+            Ok(Some((status, head))) => {
+                let text = kedge_api::excerpt(&String::from_utf8_lossy(&bytes[head.bytes..]));
                 return Err(io::Error::other(format!("the answer is {status}, expected 101: {text}")));
             }
-            Ok(httparse::Status::Partial) if bytes.len() < HEAD_BYTES => {}
-            Ok(httparse::Status::Partial) => {
+            Ok(None) if bytes.len() < HEAD_BYTES => {}
+            Ok(None) => {
                 return Err(io::Error::other(format!(
                     "the head of the answer has more than {HEAD_BYTES} bytes"
                 )));

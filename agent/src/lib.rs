@@ -15,6 +15,7 @@ mod faults;
 pub mod flags;
 mod forecast;
 mod help;
+mod http1;
 mod identity;
 pub mod images;
 pub mod join;

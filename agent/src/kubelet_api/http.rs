@@ -5,12 +5,12 @@
 //! with its last chunk only when the route says that it is whole, so that the caller can tell a whole body
 //! from one that broke off.
 
+use crate::http1;
 use crate::kubelet_api::node::Stream;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use kedge_api::percent_decoded;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use super::Peer;
@@ -241,42 +241,23 @@ pub async fn receive(mut stream: Box<dyn Stream>) -> io::Result<Option<(Request,
 
 /// The request, and the bytes of its head; `None`: it is not whole.
 fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, String> {
-    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-    let mut head = httparse::Request::new(&mut headers);
-    let length = match head.parse(bytes) {
-        Ok(httparse::Status::Complete(length)) => length,
-        Ok(httparse::Status::Partial) => return Ok(None),
+    let (method, target, head) = match http1::request(bytes, MAX_HEADERS) {
+        Ok(Some(whole)) => whole,
+        Ok(None) => return Ok(None),
         Err(error) => return Err(error.to_string()),
     };
-    let target = head.path.unwrap_or_default();
-    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let (path, query) = target.split_once('?').unwrap_or((&target, ""));
     let badly_encoded = || format!("{target} is not encoded as it must be");
-    let path =
-        path.trim_matches('/').split('/').map(|segment| decoded(segment, false)).collect::<Option<_>>();
-    let pairs = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        Some((decoded(key, true)?, decoded(value, true)?))
-    });
+    let segments = path.trim_matches('/').split('/');
+    let path = segments.map(|segment| http1::decoded(segment, false)).collect::<Option<_>>();
+    let length = head.bytes;
     let request = Request {
-        method: head.method.unwrap_or_default().to_owned(),
+        method,
         path: path.ok_or_else(badly_encoded)?,
-        query: pairs.collect::<Option<_>>().ok_or_else(badly_encoded)?,
-        headers: head
-            .headers
-            .iter()
-            .filter_map(|header| {
-                let value = core::str::from_utf8(header.value).ok()?;
-                Some((header.name.to_ascii_lowercase(), value.trim().to_owned()))
-            })
-            .collect(),
+        query: http1::query(query).ok_or_else(badly_encoded)?,
+        headers: head.into_texts().collect(),
     };
     Ok(Some((request, length)))
-}
-
-/// Undoes percent encoding, and a query's `+` for a blank.
-fn decoded(text: &str, is_query: bool) -> Option<String> {
-    let bytes = if is_query { percent_decoded(&text.replace('+', " ")) } else { percent_decoded(text) };
-    String::from_utf8(bytes?).ok()
 }
 
 /// A text that YAML does not read as a mapping. A client of Kubernetes whose upgrade is refused reads the

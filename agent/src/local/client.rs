@@ -4,6 +4,7 @@
 //! [`MAX_ANSWER_BYTES`]. It distinguishes an agent that does not run from one that does not answer, because
 //! the person at the keyboard acts differently. Leaves the meaning of an answer to its caller.
 
+use crate::http1;
 use std::error;
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -124,18 +125,13 @@ enum Fault {
 
 /// Reads a whole answer, which the server ends by closing; its `Content-Length` shows whether it is whole.
 fn parse(mut bytes: Vec<u8>) -> Result<Answer, Fault> {
-    let mut headers = [httparse::EMPTY_HEADER; 32];
-    let mut head = httparse::Response::new(&mut headers);
-    let head_bytes = match head.parse(&bytes) {
-        Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
-        Ok(httparse::Status::Partial) => return Err(Fault::Short),
+    let (status, head) = match http1::response(&bytes, 32) {
+        Ok(Some(whole)) => whole,
+        Ok(None) => return Err(Fault::Short),
         Err(error) => return Err(Fault::Garbled(format!("its answer is not HTTP: {error}"))),
     };
-    let status = head.code.unwrap_or_default();
-    let length = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case("content-length"));
-    let length =
-        length.and_then(|header| core::str::from_utf8(header.value).ok()?.trim().parse::<usize>().ok());
-    let body = bytes.split_off(head_bytes);
+    let length = head.text("content-length").and_then(|length| length.parse::<usize>().ok());
+    let body = bytes.split_off(head.bytes);
     match length {
         Some(length) if body.len() < length => Err(Fault::Short),
         Some(_) => Ok(Answer { status, body }),

@@ -5,6 +5,7 @@
 //! unaccepted; each carries one request and ends within the sum of the three limits below. Answers come from
 //! the channel's other end.
 
+use crate::http1;
 use std::error;
 use std::fmt;
 use std::fs;
@@ -16,7 +17,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kedge_api::percent_decoded;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -312,20 +312,14 @@ async fn read_request(stream: &mut Box<dyn Connection>, origin: Origin) -> Resul
 /// whole.
 fn parse_head(bytes: &[u8], origin: Origin) -> Result<Option<(Request, usize, usize)>, Response> {
     let bad = |why: &str| Response::text(400, format!("not an HTTP request: {why}"));
-    let mut headers = [httparse::EMPTY_HEADER; 32];
-    let mut head = httparse::Request::new(&mut headers);
-    let head_bytes = match head.parse(bytes) {
-        Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
-        Ok(httparse::Status::Partial) => return Ok(None),
+    let (method, target, head) = match http1::request(bytes, 32) {
+        Ok(Some(whole)) => whole,
+        Ok(None) => return Ok(None),
         Err(error) => return Err(bad(&error.to_string())),
     };
-    let header = |name: &str| {
-        let found = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
-        found.and_then(|header| core::str::from_utf8(header.value).ok()).map(str::trim)
-    };
-    let verb = match head.method {
-        Some("GET") => Verb::Get,
-        Some("POST") => Verb::Post,
+    let verb = match method.as_str() {
+        "GET" => Verb::Get,
+        "POST" => Verb::Post,
         _ => return Err(Response::text(405, "only GET and POST are known here")),
     };
     // TCP does not show which user connects, and a web page may send a browser here
@@ -333,14 +327,14 @@ fn parse_head(bytes: &[u8], origin: Origin) -> Result<Option<(Request, usize, us
         if verb != Verb::Get {
             return Err(Response::text(403, "changes are for the unix socket"));
         }
-        if !header("host").is_some_and(is_loopback_host) {
+        if !head.text("host").is_some_and(is_loopback_host) {
             return Err(Response::text(403, "the Host header names no loopback address"));
         }
     }
-    if header("transfer-encoding").is_some() {
+    if head.text("transfer-encoding").is_some() {
         return Err(Response::text(411, "a body needs a Content-Length"));
     }
-    let body_bytes = match header("content-length").map(str::parse::<usize>) {
+    let body_bytes = match head.text("content-length").map(str::parse::<usize>) {
         None => 0,
         Some(Ok(length)) if length <= MAX_BODY_BYTES => length,
         Some(Ok(_)) => {
@@ -348,11 +342,10 @@ fn parse_head(bytes: &[u8], origin: Origin) -> Result<Option<(Request, usize, us
         }
         Some(Err(_)) => return Err(bad("Content-Length is not a number")),
     };
-    let target = head.path.unwrap_or_default();
-    let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let path = decoded(path, false).ok_or_else(|| bad("the path is not encoded as it must be"))?;
-    let query = decoded_query(query).ok_or_else(|| bad("the query is not encoded as it must be"))?;
-    Ok(Some((Request { verb, path, query, body: Vec::new(), origin }, head_bytes, body_bytes)))
+    let (path, query) = target.split_once('?').unwrap_or((&target, ""));
+    let path = http1::decoded(path, false).ok_or_else(|| bad("the path is not encoded as it must be"))?;
+    let query = http1::query(query).ok_or_else(|| bad("the query is not encoded as it must be"))?;
+    Ok(Some((Request { verb, path, query, body: Vec::new(), origin }, head.bytes, body_bytes)))
 }
 
 /// Whether a `Host` header names this machine's loopback; anything else is a browser led here by a foreign
@@ -364,21 +357,6 @@ fn is_loopback_host(host: &str) -> bool {
     };
     name.eq_ignore_ascii_case("localhost")
         || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
-fn decoded_query(query: &str) -> Option<Vec<(String, String)>> {
-    let pairs = query.split('&').filter(|pair| !pair.is_empty());
-    let decode = |pair: &str| {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        Some((decoded(key, true)?, decoded(value, true)?))
-    };
-    pairs.map(decode).collect()
-}
-
-/// Undoes percent encoding, and a query's `+` for a blank.
-fn decoded(text: &str, is_query: bool) -> Option<String> {
-    let bytes = if is_query { percent_decoded(&text.replace('+', " ")) } else { percent_decoded(text) };
-    String::from_utf8(bytes?).ok()
 }
 
 async fn write_response(stream: &mut Box<dyn Connection>, response: &Response) -> io::Result<()> {

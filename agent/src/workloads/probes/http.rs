@@ -5,6 +5,7 @@
 //! others: the connection (`stream`).
 
 use super::stream::{Stream, shown, worded};
+use crate::http1;
 use crate::workloads::probes::stream::OUTPUT_BYTES;
 use kedge_core::pods::{HttpCheck, ProbeOutcome};
 use std::sync::Arc;
@@ -265,17 +266,14 @@ impl Head {
 
 /// `None` if it is incomplete.
 fn head_of(bytes: &[u8]) -> Result<Option<Head>, String> {
-    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
-    let mut response = httparse::Response::new(&mut headers);
-    let parsed = response.parse(bytes).map_err(|error| format!("malformed HTTP response: {error}"))?;
-    let httparse::Status::Complete(length) = parsed else { return Ok(None) };
-    let value = |name: &str| {
-        let header = response.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
-        header.map(|header| String::from_utf8_lossy(header.value).trim().to_owned())
+    let parsed = http1::response(bytes, HEADERS);
+    let Some((status, head)) = parsed.map_err(|error| format!("malformed HTTP response: {error}"))? else {
+        return Ok(None);
     };
+    let value = |name: &str| head.value(name).map(|value| String::from_utf8_lossy(value).trim().to_owned());
     Ok(Some(Head {
-        length,
-        status: response.code.unwrap_or(0),
+        length: head.bytes,
+        status,
         location: value("location"),
         content_length: value("content-length").and_then(|length| length.parse().ok()),
         is_chunked: value("transfer-encoding").is_some_and(|it| it.to_ascii_lowercase().ends_with("chunked")),
