@@ -397,7 +397,7 @@ async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiEr
             let signed = signed.map_err(|_| ApiError::internal("the signer ended"))?;
             if let Err(error @ PkiError::NoNumber { .. }) = &signed {
                 // the request is right: it is tried again
-                return Err(ApiError::internal(&error.to_string()));
+                return Err(ApiError::internal(error.to_string()));
             }
             record_signature(hub, signed.as_deref());
             Ok(Done::Signed(signed.map_err(|error| error.to_string())))

@@ -16,8 +16,8 @@ pub const RESTORED: &str = "kedge.dev/restored";
 /// Condition of a Node that reports an assignment which the store does not know.
 pub const CONFLICT: &str = "AssignmentConflict";
 
-/// In `status.config.error` of a marked Node until the node reports.
-const UNREPORTED: &str = "the hub was restored from a backup, and the node has not reported since";
+/// UID of the ConfigMap in `status.config.assigned` of a marked Node until the node reports its own.
+const UNREPORTED: &str = "00000000-0000-0000-0000-000000000000";
 
 /// What is known of the assignment of a restored Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,11 +38,15 @@ pub fn mark(node: &mut Value, id: u64) -> bool {
         return false;
     }
     node["metadata"]["annotations"][RESTORED] = id.to_string().into();
-    // what else is there is from before the backup; a node replaces an error that it does not know
+    // what is there is from before the backup. A node that has not seen its Node yet may write any other field,
+    // as its last patch left it; once it has, it replaces a source that it does not know
+    let mut assigned = node["spec"]["configSource"]["configMap"].clone();
+    assigned["uid"] = UNREPORTED.into();
+    assigned["resourceVersion"] = "1".into();
     if !node["status"]["config"].is_object() {
         node["status"]["config"] = json!({});
     }
-    node["status"]["config"]["error"] = UNREPORTED.into();
+    node["status"]["config"]["assigned"] = json!({"configMap": assigned});
     true
 }
 
@@ -73,12 +77,12 @@ pub fn reported(node: &Value) -> Option<(&str, &str)> {
 
 /// Judges a marked Node. `config_map`: the one that it reports, if the store has it.
 pub fn judge(node: &Value, config_map: Option<&Value>) -> Finding {
-    if text(node, &["status", "config", "error"]) == UNREPORTED {
-        return Finding::Unknown;
-    }
     let Some(assigned) = at(node, &["status", "config", "assigned", "configMap"]) else {
         return Finding::Agrees;
     };
+    if text(assigned, &["uid"]) == UNREPORTED {
+        return Finding::Unknown;
+    }
     let (uid, version) = (text(assigned, &["uid"]), text(assigned, &["resourceVersion"]));
     let place = format!("{}/{}", text(assigned, &["namespace"]), text(assigned, &["name"]));
     let conflict = |why: &str| {
@@ -155,7 +159,11 @@ mod tests {
             "namespace": "fleet", "name": "config", "kubeletConfigKey": "kubelet"}}},
             "status": {"config": {"assigned": {"configMap": {"uid": "of the backup"}}}, "conditions": [{"type": "Ready"}]}});
         assert!(mark(&mut node, 7) && !mark(&mut node, 7));
-        assert_eq!(judge(&node, None), Finding::Unknown, "what the backup says is no report");
+        // neither what the backup says nor a patch that leaves the assignment alone is a report
+        for error in ["", "failed to sync"] {
+            node["status"]["config"]["error"] = error.into();
+            assert_eq!(judge(&node, None), Finding::Unknown);
+        }
         if !assigned.is_null() {
             node["status"]["config"] = assigned;
         }

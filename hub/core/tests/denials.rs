@@ -162,7 +162,6 @@ impl World {
             assert!(restored::mark(&mut object, 1));
             let (runs, stored) = (self.runs[node], self.directory.versions[node]);
             assert_eq!(restored::judge(&object, None), Finding::Unknown);
-            object["status"]["config"]["error"] = Value::Null;
             object["status"]["config"]["assigned"]["configMap"] = json!({"namespace": "default", "name": name, "uid": "u",
                 "resourceVersion": runs.to_string()});
             let config_map = json!({"metadata": {"uid": "u", "resourceVersion": stored.to_string()}});

@@ -197,7 +197,7 @@ async fn access(
         });
     }
     let by = context.identity.as_ref().map_or("", |identity: &Identity| &identity.user);
-    let reason = text(&body, &["reason"]);
+    let reason = text(body, &["reason"]);
     let time = now_text();
     let issue = take_number(context, node, verb).await?;
     let change = Change { by, time: &time, issue, reason };

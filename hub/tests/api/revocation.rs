@@ -556,7 +556,7 @@ fn restore_lowers_no_assignment_without_a_person() {
         let meta = &map["metadata"];
         let source = json!({"namespace": "default", "name": meta["name"], "kubeletConfigKey": "kubelet",
             "uid": meta["uid"], "resourceVersion": meta["resourceVersion"]});
-        let status = json!({"status": {"config": {"assigned": {"configMap": source}, "error": null}}});
+        let status = json!({"status": {"config": {"assigned": {"configMap": source}}}});
         node.patch("merge", &format!("{NODES}/{name}/status"), &status).expect(200);
     };
     let first =
@@ -583,10 +583,14 @@ fn restore_lowers_no_assignment_without_a_person() {
         assert_eq!(refused.code, 403);
         assert!(refused.json()["message"].as_str().unwrap().contains("the hub was restored"), "{refused:?}");
     }
-    report(&mut nodes[0], "edge-1", &second);
+    // by what it knew of its Node before the restore
+    let failed = json!({"status": {"config": {"error": "failed to sync"}}});
+    nodes[0].patch("merge", &format!("{NODES}/edge-1/status"), &failed).expect(200);
     report(&mut nodes[1], "edge-2", &first);
     // the one that has what the store has goes on by itself
     until(|| Some(()).filter(|()| nodes[1].get(&config).code == 200));
+    assert_eq!(nodes[0].get(&config).code, 403, "it has not told what it is assigned");
+    report(&mut nodes[0], "edge-1", &second);
     until(|| Some(()).filter(|()| listed(&hub, "edge-1")["state"] == "AwaitingDecision"));
     assert_eq!(nodes[0].get(&config).code, 403);
     let taken = json!({"metadata": {"annotations": {"kedge.dev/restored": null}}});
