@@ -158,12 +158,12 @@ fn made(new: &NewToken, names: &Names, signs: bool, now: OffsetDateTime) -> Resu
 /// The command for the device; it reads the token from its standard input, so that no list of processes shows
 /// it.
 fn join_line(names: &Names, meeting: &Meeting) -> String {
-    let Meeting { url, authority_hash, .. } = meeting;
+    let Meeting { url, pins, .. } = meeting;
     let name = match names {
         Names::One(name) => format!(" --node-name {name}"),
         Names::Prefix(_) => String::new(),
     };
-    format!("kedge join {url} --ca-cert-hash sha256:{authority_hash}{name} --token-file -")
+    format!("kedge join {url} --ca-cert-hash {pins}{name} --token-file -")
 }
 
 /// What the token is for, without its secret.
@@ -199,7 +199,7 @@ fn described(token: &BootstrapToken, meeting: &Meeting) -> Value {
         "approve": token.approve,
         "expiration": token.expiration.map(rfc3339),
         "server": meeting.url,
-        "caCertHash": format!("sha256:{}", meeting.authority_hash),
+        "caCertHash": meeting.pins,
         "command": join_line(&token.names, meeting),
     })
 }

@@ -197,6 +197,7 @@ impl Authority {
         &self.own.certificate
     }
 
+    #[cfg(test)]
     pub(super) fn certificate_pem(&self) -> String {
         self.own.certificate_pem()
     }

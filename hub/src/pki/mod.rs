@@ -355,15 +355,16 @@ pub fn node_kubeconfig(
     Ok(kubeconfig::text(&url, &authorities.bundle(), &user, &node.certificate_pem(), &node.key_pem()))
 }
 
-/// What a machine needs to join a hub besides a token: the hub's address and its authority.
+/// What a machine needs to join a hub besides a token: the hub's address and its authorities.
 #[derive(Debug)]
 pub struct Meeting {
     /// `https://HOST:PORT`.
     pub url: String,
-    authority_pem: String,
-    /// SHA-256 of the authority's public key (DER of `SubjectPublicKeyInfo`), hexadecimal: kubeadm's
-    /// `--discovery-token-ca-cert-hash` after `sha256:`.
-    pub authority_hash: String,
+    bundle: String,
+    /// `sha256:` and the SHA-256 of the public key (DER of `SubjectPublicKeyInfo`) in hexadecimal, of each trusted
+    /// authority, with commas between; one of them is kubeadm's `--discovery-token-ca-cert-hash`. All, so that
+    /// the line for a device still works after another authority has replaced the signing one.
+    pub pins: String,
 }
 
 impl Meeting {
@@ -377,27 +378,27 @@ impl Meeting {
         if !exists(&path)? && !exists(&data_dir.join("ca.crt"))? {
             return Err(PkiError::NoAuthority { data_dir: data_dir.to_owned() });
         }
-        let authority = load_authority(&path)?;
+        let authorities = Authorities::load(data_dir)?;
         let url = match url {
             Some(url) => url,
             None => published_url(data_dir)?,
         };
-        let authority_hash = public_key_hash(authority.certificate())
-            .ok_or_else(|| PkiError::Corrupt { path, why: "its certificate has no public key".to_owned() })?;
-        Ok(Meeting { url, authority_pem: authority.certificate_pem(), authority_hash })
+        let pins: Vec<String> = authorities.trusted().iter().filter_map(|der| pin(der)).collect();
+        Ok(Meeting { url, bundle: authorities.bundle(), pins: pins.join(",") })
     }
 
     /// The kubeconfig by which the node `name` asks for its first certificate.
     pub fn bootstrap_kubeconfig(&self, name: &str, token: &str) -> String {
-        kubeconfig::bootstrap(&self.url, &self.authority_pem, &format!("{NODE_USER_PREFIX}{name}"), token)
+        kubeconfig::bootstrap(&self.url, &self.bundle, &format!("{NODE_USER_PREFIX}{name}"), token)
     }
 }
 
-/// SHA-256 of a certificate's public key, hexadecimal.
-fn public_key_hash(der: &[u8]) -> Option<String> {
+/// The pin of a certificate's public key: see [`Meeting::pins`].
+fn pin(der: &[u8]) -> Option<String> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let digest = ring::digest::digest(&ring::digest::SHA256, certificate.public_key().raw);
-    Some(digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+    let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    Some(format!("sha256:{hex}"))
 }
 
 /// Writes a file for its owner alone, durably.

@@ -4,6 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kedge_hub_core::kinds::schema::base64_decode;
 use serde_json::{Value, json};
 
 use super::identity::signing_request;
@@ -275,6 +276,26 @@ fn token_of_the_command_joins_and_is_revoked() {
         ["audit.log", "audit-others.log"].map(|log| fs::read_to_string(hub.data_dir.join(log)).unwrap());
     let logs = logs.join("") + &hub.log();
     assert!(logs.contains(&format!("bootstrap-token-{id}")) && !logs.contains(secret), "{logs}");
+}
+
+#[test]
+fn line_for_a_device_outlives_an_authority() {
+    let hub = Hub::new();
+    let pins = || {
+        let line = command(&hub, &["token", "create", "--node", "edge-1"]);
+        let (_, rest) = line.split_once("--ca-cert-hash ").unwrap();
+        rest.split_once(' ').unwrap().0.split(',').map(str::to_owned).collect::<Vec<_>>()
+    };
+    let first = pins();
+    command(&hub, &["ca", "new"]);
+    let both = pins();
+    assert_eq!((first.len(), both.len()), (1, 2), "{both:?}");
+    assert_eq!(first[0], both[0]);
+    let kubeconfig = command(&hub, &["node-bootstrap", "edge-1"]);
+    let authorities =
+        kubeconfig.lines().find_map(|line| line.trim().strip_prefix("certificate-authority-data: "));
+    let authorities = base64_decode(authorities.unwrap()).unwrap();
+    assert_eq!(String::from_utf8(authorities).unwrap().matches("BEGIN CERTIFICATE").count(), 2);
 }
 
 #[test]
