@@ -172,6 +172,25 @@ fn used_token_asks_for_nothing_new() {
     assert!(refused["message"].as_str().unwrap().contains("was used by another request"), "{refused}");
 }
 
+/// Many at once are no more than many in a row.
+#[test]
+fn guesses_at_once_share_one_rate() {
+    let hub = Hub::new();
+    hub.admin().post(SECRETS, &secret(json!({}))).expect(201);
+    let began = Instant::now();
+    let guess = |thread: u32| {
+        let tokens = (0..8).map(move |number| format!("abcdef.{:016}", 100 * thread + number));
+        tokens.filter(|token| Bearer::new(&hub, token).from(7).get("/api").code == 401).count()
+    };
+    let compared: usize = thread::scope(|scope| {
+        let guess = &guess;
+        let threads: Vec<_> = (0..8).map(|thread| scope.spawn(move || guess(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    let most = 11 + usize::try_from(began.elapsed().as_secs() / 6).unwrap();
+    assert!((10..=most).contains(&compared), "{compared}");
+}
+
 #[test]
 fn guesses_end_after_ten_a_minute() {
     let hub = Hub::new();
