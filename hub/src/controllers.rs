@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use kedge_hub_core::ApiError;
 use kedge_hub_core::controllers::{
-    Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, bootstrap_tokens,
+    Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, approving, bootstrap_tokens,
     certificates, cluster_roles, daemon_sets, events, garbage, namespaces, nodes, pods, root_certificate,
     scheduler, service_accounts, system_namespaces, taint_eviction, trust,
 };
+use kedge_hub_core::identity::Identity;
 use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, Kind, POD};
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{Part, Place, WriteOptions};
@@ -29,6 +30,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::audit::{ObjectRef, certificate_notes};
+use crate::credential_table;
 use crate::fresh::now_text;
 use crate::guard::Turns;
 use crate::pki::{Pki, PkiError};
@@ -53,6 +55,22 @@ const ACTIONS: Duration = Duration::from_secs(600);
 pub struct Tools {
     pub pki: Arc<Pki>,
     pub probe: Probe,
+    pub times: CertificateTimes,
+}
+
+/// How long nodes' certificates count.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CertificateTimes {
+    /// Longest and default life.
+    pub life: time::Duration,
+    /// How long after its expiry a node may ask for the next one without a person.
+    pub expired_may_renew: time::Duration,
+}
+
+impl Default for CertificateTimes {
+    fn default() -> CertificateTimes {
+        CertificateTimes { life: certificates::LONGEST, expired_may_renew: approving::EXPIRED_MAY_RENEW }
+    }
 }
 
 /// Starts all controllers; dropping the returned set ends them. `grace`: silence after which a node is lost.
@@ -82,7 +100,9 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
     }
     let trusted = hub.authorities().filter(|known| known.all.len() > 1).map(|known| known.bundle.clone());
     running.spawn(run(hub.clone(), tools.clone(), move || trust::Trust::new(trusted.clone())));
-    running.spawn(run(hub.clone(), tools, certificates::Certificates::default));
+    let CertificateTimes { life, expired_may_renew } = tools.times;
+    running.spawn(run(hub.clone(), tools.clone(), move || approving::Approving::new(expired_may_renew)));
+    running.spawn(run(hub.clone(), tools, move || certificates::Certificates::new(life)));
     running
 }
 
@@ -265,7 +285,8 @@ impl<C: Controller> Runner<C> {
         let disk_stalls = self.hub.writer().health().oldest_unfinished_commit() >= STALL;
         let wall = OffsetDateTime::now_utc();
         let ages = self.hub.believes_clock(wall);
-        Now { running: self.start.elapsed(), wall, ages, stalled, disk_stalled, disk_stalls }
+        let right = self.hub.clock_fault().is_none();
+        Now { running: self.start.elapsed(), wall, ages, right, stalled, disk_stalled, disk_stalls }
     }
 
     /// One step with all its tasks. Returns the time of the next step: a pause counts from the end of this
@@ -389,7 +410,9 @@ async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiEr
             requests::finalize_namespace(hub, &name, &uid).await.map(|_| Done::Gone)
         }
         Action::Sign(signing) => {
-            let now = OffsetDateTime::now_utc();
+            // a clock that is behind must not shorten its life
+            let now =
+                hub.newest_time().max(Some(OffsetDateTime::now_utc())).unwrap_or(OffsetDateTime::UNIX_EPOCH);
             let pki = Arc::clone(&tools.pki);
             // it takes an issue number, and so waits for the disk
             let sign = move || pki.sign_client(&signing.request, signing.enciphers, now, signing.life);
@@ -400,8 +423,21 @@ async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiEr
                 return Err(ApiError::internal(error.to_string()));
             }
             record_signature(hub, signed.as_deref());
+            if let Ok(pem) = &signed {
+                note_credential(hub, pem).await?;
+            }
             Ok(Done::Signed(signed.map_err(|error| error.to_string())))
         }
+    }
+}
+
+/// Notes a node's certificate (PEM) in the table of credentials, before it leaves the hub.
+async fn note_credential(hub: &Hub, pem: &str) -> Result<(), ApiError> {
+    let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok();
+    let identity = der.and_then(|der| Identity::from_client_certificate(&der));
+    match identity.as_ref().and_then(credential_table::newest) {
+        Some((node, newest)) => credential_table::note(hub, node, &newest).await,
+        None => Ok(()),
     }
 }
 
@@ -618,7 +654,8 @@ mod tests {
                 listener.local_addr().unwrap(),
                 pki.client_config(OffsetDateTime::now_utc()).unwrap(),
             );
-            let tools = Arc::new(Tools { pki: Arc::new(pki), probe });
+            let times = CertificateTimes::default();
+            let tools = Arc::new(Tools { pki: Arc::new(pki), probe, times });
             let turns = Turns::new(hub.loops().watch("test"));
             let runner = Runner::new(Arc::clone(&hub), tools, Nodes::new(MINIMUM_GRACE), turns);
             Stage { _data_dir: data_dir, hub, runner, listener: Some(listener) }
@@ -660,7 +697,9 @@ mod tests {
             self.runner.controller.sweep(&*self.hub);
             let [running, stalled, disk_stalled] = [second, process, disk].map(Duration::from_secs);
             let wall = OffsetDateTime::now_utc();
-            self.runner.step(Now { running, wall, ages: true, stalled, disk_stalled, disk_stalls }).await;
+            self.runner
+                .step(Now { running, wall, ages: true, right: true, stalled, disk_stalled, disk_stalls })
+                .await;
         }
 
         /// Answers every connection as a healthy hub (or another) would.

@@ -15,6 +15,7 @@ use std::time::Duration;
 use lexopt::prelude::*;
 use log::LevelFilter;
 
+use crate::controllers::CertificateTimes;
 use crate::pki::{is_dns_subdomain, is_host};
 use kedge_hub_core::controllers::daemon_sets::Defaults;
 use kedge_hub_core::controllers::nodes::MINIMUM_GRACE;
@@ -31,13 +32,21 @@ const NODE_KUBECONFIG: &str = "node-kubeconfig";
 /// Longest grace period; a longer one is a typing error: a lost node would show as Ready for more than a day.
 const MAXIMUM_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// Days of a year, as in the life of certificates.
+const YEAR: i64 = 365;
+/// Least and most days that a node's certificate lives, one that is made by hand, and how long a node may renew
+/// after that.
+const NODE_LIVES: (i64, i64) = (1, 10 * YEAR);
+const LIVES_BY_HAND: (i64, i64) = (1, 50 * YEAR);
+const MAY_RENEW: (i64, i64) = (0, 50 * YEAR);
+
 /// `kedge-hub --help`.
 pub const HELP: &str = "\
 kedge-hub: a Kubernetes API server in one process, for edge devices
 
 Usage:
   kedge-hub serve [FLAGS]
-  kedge-hub node-kubeconfig NAME [--out FILE] [--data-dir DIR] [--advertise HOST[:PORT]]
+  kedge-hub node-kubeconfig NAME [--life TIME] [--out FILE] [--data-dir DIR] [--advertise HOST[:PORT]]
   kedge-hub node-bootstrap NAME [--ttl DURATION] [--out FILE] [--data-dir DIR] [--advertise HOST:PORT]
   kedge-hub token create --node NAME|--names FILE|--any-node [--ttl DURATION] [--uses N] [--approve]
                          [--description TEXT] [--data-dir DIR] [--advertise HOST:PORT] [--output json]
@@ -93,12 +102,19 @@ Flags:
   --tls-san NAME            another host name or address for the serving certificate; may be repeated
   --node-monitor-grace-period DURATION
                             silence after which a node's Ready becomes Unknown, at least 50s [50s]
+  --node-certificate-life TIME
+                            longest and usual life of the certificates that nodes get, 1d to 10y; nodes renew theirs
+                            before that [1y]
+  --expired-node-may-renew TIME
+                            how long after the end of its certificate a node may still get the next one without a
+                            person, with the key of its newest one, 0d to 50y [3y]
   --rollout-pre-pull on|off updates of DaemonSets stop a pod once the next one's images are on its node (on), or at once,
                             as upstream does (off), unless the annotation kedge.dev/pre-pull of the set says otherwise [on]
   --fenced                  of serve: change nothing but the Leases of nodes, and run no controllers, while another hub takes
                             this one's place
   --log-level LEVEL         least severe level logged: error, warn, info or debug [info]
   --output FORMAT           of node, token and rollout: table or json [table]
+  --life TIME               of node-kubeconfig: how long its certificate lives, 1d to 50y [--node-certificate-life of the hub]
   --out FILE                of node-kubeconfig and node-bootstrap: write it there, readable by its owner alone, instead of
                             printing it
   --node NAME               of token create: the node that may join by it, or the beginning of names and a *: edge-*
@@ -170,6 +186,8 @@ pub struct Serve {
     pub tls_san: Vec<String>,
     /// Silence after which a node is lost, at least `MINIMUM_GRACE`.
     pub node_monitor_grace_period: Duration,
+    /// How long nodes' certificates count.
+    pub certificates: CertificateTimes,
     /// Defaults for DaemonSets that set no value of their own.
     pub rollouts: Defaults,
     /// Read-only but for the renewals of Leases: another hub takes this one's place.
@@ -188,6 +206,8 @@ pub struct NodeKubeconfig {
     pub advertise: Option<Advertised>,
     /// The file to write, instead of printing.
     pub out: Option<PathBuf>,
+    /// How long the certificate lives; `None`: as those that the hub signs.
+    pub life: Option<time::Duration>,
 }
 
 /// Options of `node`.
@@ -361,6 +381,9 @@ struct Raw {
     tls_san: Vec<String>,
     grace: Option<String>,
     pre_pull: Option<String>,
+    node_life: Option<String>,
+    expired_may_renew: Option<String>,
+    life: Option<String>,
     log_level: Option<String>,
     output: Option<String>,
     reason: Option<String>,
@@ -402,6 +425,9 @@ where
             Long("advertise") => raw.advertise.push(text(&mut parser)?),
             Long("tls-san") => raw.tls_san.push(text(&mut parser)?),
             Long("node-monitor-grace-period") => raw.grace = Some(text(&mut parser)?),
+            Long("node-certificate-life") => raw.node_life = Some(text(&mut parser)?),
+            Long("expired-node-may-renew") => raw.expired_may_renew = Some(text(&mut parser)?),
+            Long("life") => raw.life = Some(text(&mut parser)?),
             Long("rollout-pre-pull") => raw.pre_pull = Some(text(&mut parser)?),
             Long("log-level") => raw.log_level = Some(text(&mut parser)?),
             Long("output") => raw.output = Some(text(&mut parser)?),
@@ -464,6 +490,7 @@ fn serve(raw: Raw) -> Result<Command, FlagError> {
         None => Ok(()),
     };
     hosts("--tls-san", &raw.tls_san)?;
+    let certificates = certificate_times(&raw)?;
     Ok(Command::Serve(Serve {
         data_dir: data_dir(raw.data_dir)?,
         listen: listen(raw.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?,
@@ -471,6 +498,7 @@ fn serve(raw: Raw) -> Result<Command, FlagError> {
         tls_san: raw.tls_san,
         node_monitor_grace_period: raw.grace.as_deref().map_or(Ok(MINIMUM_GRACE), grace)?,
         fenced: raw.fenced,
+        certificates,
         rollouts: raw.pre_pull.as_deref().map_or(Ok(Defaults::default()), rollouts)?,
         log_level: raw.log_level.as_deref().map_or(Ok(LevelFilter::Info), log_level)?,
     }))
@@ -482,6 +510,8 @@ fn unused(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
         ("--listen", raw.listen.is_some()),
         ("--tls-san", !raw.tls_san.is_empty()),
         ("--node-monitor-grace-period", raw.grace.is_some()),
+        ("--node-certificate-life", raw.node_life.is_some()),
+        ("--expired-node-may-renew", raw.expired_may_renew.is_some()),
         ("--rollout-pre-pull", raw.pre_pull.is_some()),
         ("--log-level", raw.log_level.is_some()),
         ("--fenced", raw.fenced),
@@ -511,8 +541,8 @@ fn unused_outside_node(raw: &Raw, command: &'static str) -> Result<(), FlagError
     }
 }
 
-fn of_kubeconfig(raw: &Raw) -> [(&'static str, bool); 1] {
-    [("--out", raw.out.is_some())]
+fn of_kubeconfig(raw: &Raw) -> [(&'static str, bool); 2] {
+    [("--out", raw.out.is_some()), ("--life", raw.life.is_some())]
 }
 
 fn of_node(raw: &Raw) -> [(&'static str, bool); 5] {
@@ -757,8 +787,9 @@ fn node_kubeconfig(raw: Raw) -> Result<Command, FlagError> {
     if raw.out.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
         return Err(value("--out", "", "the name of a file"));
     }
+    let life = raw.life.as_deref().map(|text| days("--life", text, LIVES_BY_HAND)).transpose()?;
     let (data_dir, out) = (data_dir(raw.data_dir)?, raw.out);
-    Ok(Command::NodeKubeconfig(NodeKubeconfig { name, data_dir, advertise, out }))
+    Ok(Command::NodeKubeconfig(NodeKubeconfig { name, data_dir, advertise, out, life }))
 }
 
 /// The hub's address for a node, if it is given.
@@ -832,6 +863,30 @@ fn grace(text: &str) -> Result<Duration, FlagError> {
     if (MINIMUM_GRACE..=MAXIMUM_GRACE).contains(&found) { Ok(found) } else { Err(wrong()) }
 }
 
+fn certificate_times(raw: &Raw) -> Result<CertificateTimes, FlagError> {
+    let mut times = CertificateTimes::default();
+    if let Some(text) = &raw.node_life {
+        times.life = days("--node-certificate-life", text, NODE_LIVES)?;
+    }
+    if let Some(text) = &raw.expired_may_renew {
+        times.expired_may_renew = days("--expired-node-may-renew", text, MAY_RENEW)?;
+    }
+    Ok(times)
+}
+
+/// A time in days or years, within these days.
+fn days(flag: &'static str, text: &str, (from, to): (i64, i64)) -> Result<time::Duration, FlagError> {
+    let shown = |days: i64| {
+        if days % YEAR == 0 && days > 0 { format!("{}y", days / YEAR) } else { format!("{days}d") }
+    };
+    let wrong = || value(flag, text, &format!("{} to {}, for example 90d or 2y", shown(from), shown(to)));
+    let unit = if text.ends_with('y') { YEAR } else { 1 };
+    let number =
+        text.strip_suffix(['d', 'y']).and_then(|number| number.parse::<u32>().ok()).ok_or_else(wrong)?;
+    let days = i64::from(number) * unit;
+    if (from..=to).contains(&days) { Ok(time::Duration::days(days)) } else { Err(wrong()) }
+}
+
 fn rollouts(text: &str) -> Result<Defaults, FlagError> {
     match text {
         "on" => Ok(Defaults { pre_pull: true }),
@@ -878,6 +933,13 @@ mod tests {
         assert_eq!(serve.listen, "0.0.0.0:6443".parse().unwrap());
         assert_eq!(serve.node_monitor_grace_period, Duration::from_secs(50));
         assert!(serve.rollouts.pre_pull);
+        let times = |life: i64, expired: i64| CertificateTimes {
+            life: time::Duration::days(life),
+            expired_may_renew: time::Duration::days(expired),
+        };
+        assert_eq!(serve.certificates, times(365, 1095));
+        let given = serve_of("serve --node-certificate-life 10y --expired-node-may-renew 0d");
+        assert_eq!(given.certificates, times(3650, 0));
         assert_eq!(
             (serve.advertise, serve.tls_san, serve.log_level),
             (Vec::new(), Vec::new(), LevelFilter::Info)
@@ -1017,6 +1079,13 @@ mod tests {
         refused("serve --tls-san a_b", "--tls-san is \"a_b\"");
         refused("serve --node-monitor-grace-period 40s", "expected a duration from 50s");
         refused("serve --node-monitor-grace-period 25h", "expected a duration from 50s");
+        for wrong in ["0d", "11y", "1", "y", "1h", "-1d", "4000d"] {
+            refused(
+                &format!("serve --node-certificate-life {wrong}"),
+                "expected 1d to 10y, for example 90d or 2y",
+            );
+        }
+        refused("serve --expired-node-may-renew 51y", "expected 0d to 50y");
         refused("serve --rollout-pre-pull maybe", "--rollout-pre-pull is \"maybe\", expected on or off");
         refused("serve --log-level loud", "--log-level is \"loud\"");
         refused("serve --data-dir=", "--data-dir is");
@@ -1032,6 +1101,7 @@ mod tests {
             data_dir: PathBuf::from("/x"),
             advertise: None,
             out: None,
+            life: None,
         };
         assert_eq!(words("node-kubeconfig edge-1 --data-dir /x").unwrap(), Command::NodeKubeconfig(expect));
         let Command::NodeKubeconfig(found) = words("node-kubeconfig a --advertise hub:1").unwrap() else {
@@ -1047,6 +1117,13 @@ mod tests {
             panic!("another command")
         };
         assert_eq!(found.out, Some(PathBuf::from("b/c")));
+        let Command::NodeKubeconfig(found) = words("node-kubeconfig a --life 25y").unwrap() else {
+            panic!("another command")
+        };
+        assert_eq!(found.life, Some(time::Duration::days(25 * 365)));
+        refused("node-kubeconfig a --life 51y", "--life is \"51y\", expected 1d to 50y");
+        refused("node list --life 1y", "--life has no meaning for node");
+        refused("serve --life 1y", "--life has no meaning for serve");
         refused("node-kubeconfig a --listen 0.0.0.0:1", "--listen has no meaning for node-kubeconfig");
     }
 

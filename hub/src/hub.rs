@@ -11,9 +11,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kedge_hub_core::api_error::ApiError;
-use kedge_hub_core::controllers::Clock;
 use kedge_hub_core::controllers::daemon_sets::Defaults;
-use kedge_hub_core::controllers::{bootstrap_tokens, root_certificate, service_accounts};
+use kedge_hub_core::controllers::{Clock, ClockFault, bootstrap_tokens, root_certificate, service_accounts};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use tokio::sync::oneshot;
@@ -31,6 +30,7 @@ use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{Changed, Expect, Query, Start, UNRESERVED, Write, WriteError};
 
 use crate::audit::Audit;
+use crate::clock;
 use crate::fresh::fresh;
 use crate::guard::Loops;
 use crate::locks::KeyedLocks;
@@ -114,7 +114,11 @@ impl Hub {
         let loops = Arc::new(Loops::default());
         writer.health().report_turns(loops.watch("store"));
         let (begun, now) = (Instant::now(), OffsetDateTime::now_utc());
-        let clock = Mutex::new(Clock::new(Duration::ZERO, now, newest_time(&memory)));
+        let clock = Mutex::new(Clock::new(
+            Duration::ZERO,
+            now,
+            Clock::newest(clock::noted(&memory), newest_time(&memory)),
+        ));
         let (tokens, rollouts, names) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
         let hub = Arc::new(Hub {
             memory,
@@ -385,6 +389,17 @@ impl Hub {
     pub(crate) fn believes_clock(&self, wall: OffsetDateTime) -> bool {
         let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
         clock.is_believed(self.begun.elapsed(), wall)
+    }
+
+    /// Why the wall clock is wrong now, if it is.
+    pub(crate) fn clock_fault(&self) -> Option<ClockFault> {
+        let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        clock.fault(self.begun.elapsed(), OffsetDateTime::now_utc())
+    }
+
+    /// The newest time that was not wrong; `None` if this hub never had one.
+    pub(crate) fn newest_time(&self) -> Option<OffsetDateTime> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner).trusted()
     }
 
     /// From now on the hub issues tokens of service accounts, and accepts them.

@@ -29,7 +29,7 @@ pub struct Printed {
 /// The node is revoked, or the directory is not that of a hub that was started once, or a file cannot be
 /// written.
 pub fn run(options: &NodeKubeconfig) -> Result<Printed, String> {
-    let NodeKubeconfig { name, data_dir, advertise, out } = options;
+    let NodeKubeconfig { name, data_dir, advertise, out, life } = options;
     if let Some(why) = refusal(data_dir, name)? {
         return Err(why);
     }
@@ -39,7 +39,7 @@ pub fn run(options: &NodeKubeconfig) -> Result<Printed, String> {
         warnings.extend(guess(data_dir, &format!("does node {name} find")));
     }
     let file = out.as_deref().map(checked).transpose()?;
-    let made = pki::node_kubeconfig(data_dir, name, url, OffsetDateTime::now_utc());
+    let made = pki::node_kubeconfig(data_dir, name, url, *life, OffsetDateTime::now_utc());
     let text = made.map_err(|error| error.to_string())?;
     let Some(path) = file else { return Ok(Printed { out: text, warnings }) };
     pki::write_secret(&path, &text).map_err(|error| error.to_string())?;
@@ -122,6 +122,7 @@ mod tests {
             data_dir: data.path().to_owned(),
             advertise: None,
             out: None,
+            life: None,
         }
     }
 

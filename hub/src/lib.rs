@@ -11,6 +11,8 @@
 //! | `controllers`, `probe` | the runner of all controllers; the hub's request to itself |
 //! | `audit`, `denials` | the audit log; explaining denials that end |
 //! | `node_acts` | what a Node asks of the hub: a decision after a restore, the end of a decommissioned node |
+//! | `credential_table` | the newest credential of each node |
+//! | `clock` | the newest time that the hub trusted, over restarts |
 //! | `guard` | which loops make progress; systemd's watchdog |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki` | the certificate authority, serving and client certificates |
@@ -28,7 +30,9 @@ mod audit;
 mod bucket;
 pub mod ca_command;
 pub mod capacity;
+pub mod clock;
 pub mod controllers;
+mod credential_table;
 pub mod denials;
 pub mod denied_command;
 mod files;

@@ -18,7 +18,7 @@ use kedge_hub::pki::{self, Pki};
 use kedge_hub::probe::Probe;
 use kedge_hub::store::{backup, series};
 use kedge_hub::{
-    Authorities, Hub, VERSION, addresses, ca_command, controllers, denials, denied_command, guard,
+    Authorities, Hub, VERSION, addresses, ca_command, clock, controllers, denials, denied_command, guard,
     kubeconfig_command, logging, node_acts, node_command, rollout_command, server, token_command,
 };
 use kedge_platform::Supervisor as _;
@@ -154,6 +154,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     let kubeconfig = pki.publish(&admin_url, &node_url, now).map_err(text)?;
     hub.note_issued();
     pki::note_guess(&options.data_dir, addresses::is_guessed(&options, address)).map_err(text)?;
+    pki.publish_node_life(options.certificates.life).map_err(text)?;
     let tls = pki.server_config().map_err(text)?;
     hub.use_tokens(pki.tokens(&node_url).map_err(text)?);
     let probe = Probe::new(address, pki.client_config(now).map_err(text)?);
@@ -163,7 +164,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     hub.make_root_certificates(&pki.ca_text());
     hub.make_cluster_info(&pki.cluster_info(&node_url));
     let pki = Arc::new(pki);
-    let tools = controllers::Tools { pki: Arc::clone(&pki), probe };
+    let tools = controllers::Tools { pki: Arc::clone(&pki), probe, times: options.certificates };
     hub.use_rollout_defaults(options.rollouts);
     let is_fenced = options.fenced;
     let mut background = match is_fenced {
@@ -176,6 +177,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     };
     background.spawn(renew(Arc::clone(&pki)));
     background.spawn(denials::follow(hub.clone(), pki));
+    background.spawn(clock::follow(hub.clone()));
     if !is_fenced {
         background.spawn(node_acts::follow(hub.clone()));
     }

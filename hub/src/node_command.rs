@@ -10,11 +10,12 @@ use crate::asking::{self, ask};
 use crate::flags::{NodeAct, NodeCommand};
 
 /// The columns of the table, and their fields.
-const COLUMNS: [(&str, &str); 4] = [
+const COLUMNS: [(&str, &str); 5] = [
     ("NAME", "/name"),
     ("STATE", "/state"),
     ("CERTIFICATE EXPIRES", "/certificateExpires"),
     ("LAST CONTACT", "/lastContact"),
+    ("WAITS FOR YOU", "/waiting/reason"),
 ];
 
 /// Runs the command; returns what to print.
@@ -69,7 +70,13 @@ fn table(answer: &Value) -> String {
     let rows = nodes.iter().map(|node| {
         COLUMNS.map(|(_, field)| node.pointer(field).and_then(Value::as_str).unwrap_or("-").to_owned())
     });
-    asking::table(COLUMNS.map(|(title, _)| title), rows)
+    let mut table = asking::table(COLUMNS.map(|(title, _)| title), rows);
+    for node in nodes.iter().filter(|node| node["waiting"].is_object()) {
+        let word = |field: &str| node.pointer(field).and_then(Value::as_str).unwrap_or_default();
+        let (name, request, why) = (word("/name"), word("/waiting/request"), word("/waiting/message"));
+        table.push_str(&format!("{name}: {why}\n  kubectl certificate approve {request}    # or deny\n"));
+    }
+    table
 }
 
 #[cfg(test)]
@@ -80,10 +87,12 @@ mod tests {
     fn table_has_a_line_for_each_node() {
         let answer = json!({"nodes": [
             {"name": "edge-1", "state": "Ready", "certificateExpires": "2051-11-16T00:00:00Z", "lastContact": "2026-11-22T10:00:00Z"},
-            {"name": "e", "state": "NotRegistered", "certificateExpires": null}]});
-        let expect = "NAME     STATE           CERTIFICATE EXPIRES    LAST CONTACT\n\
-                      edge-1   Ready           2051-11-16T00:00:00Z   2026-11-22T10:00:00Z\n\
-                      e        NotRegistered   -                      -\n";
+            {"name": "e", "state": "NotRegistered", "certificateExpires": null,
+                "waiting": {"request": "node-csr-1", "reason": "NameTaken", "message": "the node has credentials"}}]});
+        let expect = "NAME     STATE           CERTIFICATE EXPIRES    LAST CONTACT           WAITS FOR YOU\n\
+                      edge-1   Ready           2051-11-16T00:00:00Z   2026-11-22T10:00:00Z   -\n\
+                      e        NotRegistered   -                      -                      NameTaken\n\
+                      e: the node has credentials\n  kubectl certificate approve node-csr-1    # or deny\n";
         assert_eq!(table(&answer), expect);
         assert_eq!(table(&json!({"nodes": []})).lines().count(), 1);
     }

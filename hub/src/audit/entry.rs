@@ -35,6 +35,8 @@ pub(crate) enum Note {
     NotAfter,
     /// Its user and groups.
     Subject,
+    /// The request is of a node whose certificate had expired at this time.
+    ExpiredSince,
     /// Of a token that was issued, in upstream's annotation; when it expires is [`Note::NotAfter`].
     IssuedCredential,
     /// Whom that token is good for.
@@ -59,6 +61,7 @@ impl Note {
             Note::Serial => "kedge.dev/serial",
             Note::NotAfter => "kedge.dev/not-after",
             Note::Subject => "kedge.dev/subject",
+            Note::ExpiredSince => "kedge.dev/expired-since",
             Note::IssuedCredential => "authentication.kubernetes.io/issued-credential-id",
             Note::Audiences => "kedge.dev/audiences",
             Note::PodSecurity => "pod-security.kubernetes.io/audit-violations",

@@ -167,6 +167,7 @@ fn new_token(raw: &Raw) -> Result<NewToken, FlagError> {
 
 pub(super) fn node_bootstrap(raw: Raw) -> Result<Command, FlagError> {
     const COMMAND: &str = "node-bootstrap";
+    refuse(COMMAND, &[("--life", raw.life.is_some())])?;
     unused(&raw, COMMAND)?;
     refuse(COMMAND, &[("--output", raw.output.is_some()), ("--empty", raw.empty)])?;
     refuse(COMMAND, &of_node(&raw))?;

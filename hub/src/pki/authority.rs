@@ -44,9 +44,6 @@ const YEAR: Duration = Duration::days(365);
 /// A short validity would gain nothing: this key is in the same directory as the CA's, so a thief of one has
 /// the other.
 pub(super) const SERVING_LIFE: Duration = Duration::seconds(25 * YEAR.whole_seconds());
-/// Node credentials have no renewal protocol yet, and a device may be in storage for a decade. The
-/// authorizer, not time, limits what a thief can do with a stolen one.
-pub(super) const NODE_LIFE: Duration = SERVING_LIFE;
 /// The administrator's credential; the hub renews its own copy, other copies stay valid for this long.
 pub(super) const ADMIN_LIFE: Duration = Duration::seconds(10 * YEAR.whole_seconds());
 
@@ -228,9 +225,10 @@ impl Authority {
         node: &str,
         number: u64,
         now: OffsetDateTime,
+        life: Duration,
     ) -> Result<Credential, PkiError> {
         let user = format!("{NODE_USER_PREFIX}{node}");
-        self.issue_client("node", (&user, NODE_GROUP), number, now, NODE_LIFE)
+        self.issue_client("node", (&user, NODE_GROUP), number, now, life)
     }
 
     /// A client certificate for the hub's probe of itself. It has no number: it never leaves the process.
@@ -416,7 +414,7 @@ mod tests {
         let authority = Authority::make().unwrap();
         let now = datetime!(2030-06-01 00:00:00 UTC);
         let serving = authority.issue_serving(&strings(&["localhost"]), now).unwrap();
-        let node = authority.issue_node("edge-1", 1, now).unwrap();
+        let node = authority.issue_node("edge-1", 1, now, SERVING_LIFE).unwrap();
         for credential in [&authority.own, &serving, &node] {
             let parsed = parse(&credential.certificate).unwrap();
             assert_eq!(parsed.validity().not_before.timestamp(), 0);
@@ -437,7 +435,7 @@ mod tests {
     #[test]
     fn clock_at_its_maximum_does_not_overflow() {
         let end = datetime!(9999-12-31 23:00:00 UTC);
-        Authority::make().unwrap().issue_node("edge-1", u64::MAX, end).unwrap();
+        Authority::make().unwrap().issue_node("edge-1", u64::MAX, end, YEAR).unwrap();
     }
 
     #[test]
@@ -459,7 +457,7 @@ mod tests {
     #[test]
     fn certificate_of_another_ca_is_recognized() {
         let (ours, other) = (Authority::make().unwrap(), Authority::make().unwrap());
-        let credential = ours.issue_node("edge-1", 7, EARLIEST_NOW).unwrap();
+        let credential = ours.issue_node("edge-1", 7, EARLIEST_NOW, YEAR).unwrap();
         assert_eq!(ours.signed(&credential), Ok(true));
         assert_eq!(other.signed(&credential), Ok(false));
     }
@@ -479,7 +477,7 @@ mod tests {
         let names = strings(&["localhost"]);
         check(authority.issue_serving(&names, EARLIEST_NOW).unwrap(), true, false, "kedge-hub", None);
         check(authority.issue_admin(1, EARLIEST_NOW).unwrap(), false, true, "admin", Some("system:masters"));
-        let node = authority.issue_node("edge-1", 7, EARLIEST_NOW).unwrap();
+        let node = authority.issue_node("edge-1", 7, EARLIEST_NOW, YEAR).unwrap();
         let identity =
             kedge_hub_core::identity::Identity::from_client_certificate(&node.certificate).unwrap();
         assert_eq!(identity.issue, 7);

@@ -48,7 +48,8 @@ fn hub(name: &str) -> (Pki, Arc<ServerConfig>, Client) {
     let now = OffsetDateTime::now_utc();
     let pki = Pki::open(&data, &["localhost".to_owned(), "127.0.0.1".to_owned()], now).unwrap();
     let config = pki.server_config().unwrap();
-    let kubeconfig = node_kubeconfig(&data, "edge-1", Some("https://localhost:1".to_owned()), now).unwrap();
+    let kubeconfig =
+        node_kubeconfig(&data, "edge-1", Some("https://localhost:1".to_owned()), None, now).unwrap();
     let trusts = std::fs::read(pki.ca_path()).unwrap();
     let client =
         Client { now, kubeconfig: Some(kubeconfig), trusts, versions: rustls::ALL_VERSIONS, _data: data };
@@ -274,7 +275,7 @@ fn rotation_of_the_authority_cuts_nobody_off() {
     step(&data, Step::Switch { back: false }).unwrap();
     let pki = open();
     assert_eq!(connects(&pki, &knows_first), user, "the new authority is vouched for by the old one");
-    let both = node_kubeconfig(&data, "edge-1", Some("https://localhost:1".to_owned()), now).unwrap();
+    let both = node_kubeconfig(&data, "edge-1", Some("https://localhost:1".to_owned()), None, now).unwrap();
     let knows_new = Client {
         kubeconfig: Some(both),
         trusts: authorities::Authorities::load(&data).unwrap().signing().certificate_pem().into_bytes(),

@@ -9,11 +9,13 @@
 //!
 //! On disk, below the data directory: `pki/ca.pem` (key and certificate, authoritative) and what `authorities`
 //! names, `ca.crt` (the trusted certificates for anyone to copy), `pki/serving.pem`, `pki/admin.pem`,
-//! `pki/tokens.pem`, `admin.kubeconfig`, `server-url` (the URL in node credentials), `pki/issue-number` (the
+//! `pki/tokens.pem`, `admin.kubeconfig`, `server-url` (the URL in node credentials), `node-certificate-life` (how long those
+//! live), `pki/issue-number` (the
 //! counter of what was issued).
 
 mod authorities;
 mod authority;
+mod client_verifier;
 mod error;
 #[cfg(test)]
 mod handshakes;
@@ -29,8 +31,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use kedge_api::NODE_USER_PREFIX;
+use kedge_hub_core::controllers::certificates::LONGEST;
 use kedge_hub_core::identity::certificate_request::Request;
-use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use time::{Duration, OffsetDateTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -40,6 +43,7 @@ use crate::files::{self, Flush};
 use crate::store::sort_of;
 use authorities::Authorities;
 use authority::{Authority, Credential};
+use client_verifier::ClientVerifier;
 use tickets::Tickets;
 
 pub use authorities::{Known, Role, StepError, digest};
@@ -57,6 +61,8 @@ const ADMIN_RENEWED_BELOW: Duration = Duration::days(5 * 365);
 /// Tickets per TLS 1.3 handshake. Every reconnect uses one and receives one; each costs bytes on a metered
 /// link.
 const TICKETS_PER_HANDSHAKE: usize = 1;
+/// The life of nodes' certificates in seconds.
+const NODE_LIFE: &str = "node-certificate-life";
 /// This file exists if the URL in node credentials was guessed.
 const GUESS: &str = "server-url.guess";
 
@@ -114,18 +120,14 @@ impl Pki {
     }
 
     /// TLS for the server: 1.2 and 1.3, HTTP/1.1 only, resumption, client certificates of our own CA accepted
-    /// but not required. The configuration follows later renewals by itself.
+    /// but not required, expired ones too: requests are judged by that. The configuration follows later renewals by itself.
     pub fn server_config(&self) -> Result<Arc<rustls::ServerConfig>, PkiError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let roots = roots(&self.authorities)?;
-        let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
-            .allow_unauthenticated()
-            .build()
-            .map_err(|error| PkiError::Tls(rustls::Error::General(error.to_string())))?;
+        let clients = ClientVerifier::new(roots(&self.authorities)?, &provider)?;
         let mut config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(PkiError::Tls)?
-            .with_client_cert_verifier(clients)
+            .with_client_cert_verifier(Arc::new(clients))
             .with_cert_resolver(Arc::clone(&self.serving) as Arc<dyn ResolvesServerCert>);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         config.ticketer = Arc::clone(&self.tickets) as Arc<dyn rustls::server::ProducesTickets>;
@@ -207,6 +209,11 @@ impl Pki {
             }
             outcome => outcome.map_err(|source| PkiError::NoNumber { source }),
         }
+    }
+
+    /// Remembers how long nodes' certificates live, for `node_kubeconfig`.
+    pub fn publish_node_life(&self, life: Duration) -> Result<(), PkiError> {
+        update(&self.data_dir.join(NODE_LIFE), &format!("{}\n", life.whole_seconds()), files::PUBLIC)
     }
 
     /// The certificates of the trusted authorities, in PEM, the signing one first.
@@ -329,11 +336,13 @@ pub fn make_data_dir(path: &Path) -> Result<(), PkiError> {
 
 /// Makes a kubeconfig with fresh credentials for the node `name`, from the CA in `data_dir`; works with or
 /// without a running hub. Always holds: credentials are returned only after the audit log has a line about
-/// them. `url`: the hub's address for the node, else the one that the hub last published.
+/// them. `url`: the hub's address for the node, else the one that the hub last published. `life`: of its
+/// certificate, else that of the certificates that the hub signs.
 pub fn node_kubeconfig(
     data_dir: &Path,
     name: &str,
     url: Option<String>,
+    life: Option<Duration>,
     now: OffsetDateTime,
 ) -> Result<String, PkiError> {
     let path = data_dir.join("pki/ca.pem");
@@ -347,7 +356,8 @@ pub fn node_kubeconfig(
     };
     let number = IssueNumbers::open(data_dir).and_then(|numbers| numbers.take());
     let number = number.map_err(|source| PkiError::NoNumber { source })?;
-    let node = authorities.signing().issue_node(name, number, now)?;
+    let node =
+        authorities.signing().issue_node(name, number, now, life.unwrap_or_else(|| node_life(data_dir)))?;
     let object = ObjectRef { version: "v1", resource: "nodes", name, ..ObjectRef::default() };
     append_line(data_dir, "issue", object, &certificate_notes(&node.certificate))
         .map_err(|source| PkiError::Unrecorded { name: name.to_owned(), source })?;
@@ -432,6 +442,13 @@ pub fn note_guess(data_dir: &Path, is_guess: bool) -> Result<(), PkiError> {
 /// The URL that the hub last published, if it is a guess.
 pub fn guessed_url(data_dir: &Path) -> Option<String> {
     data_dir.join(GUESS).exists().then(|| published_url(data_dir).ok()).flatten()
+}
+
+/// How long the certificates live that the hub signs for nodes, as it last published it.
+fn node_life(data_dir: &Path) -> Duration {
+    let text = files::read(&data_dir.join(NODE_LIFE)).unwrap_or_default();
+    let secs = String::from_utf8_lossy(&text).trim().parse::<u32>();
+    secs.map_or(LONGEST, |secs| Duration::seconds(secs.into()))
 }
 
 fn published_url(data_dir: &Path) -> Result<String, PkiError> {
@@ -736,7 +753,7 @@ mod tests {
     #[test]
     fn node_kubeconfig_needs_a_hub_that_was_started_once() {
         let data = test_directory("node");
-        let make = |url: Option<&str>| node_kubeconfig(&data, "edge-1", url.map(str::to_owned), NOW);
+        let make = |url: Option<&str>| node_kubeconfig(&data, "edge-1", url.map(str::to_owned), None, NOW);
         assert!(matches!(make(Some(URL)), Err(PkiError::NoAuthority { .. })));
         let pki = Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
         assert!(matches!(make(None), Err(PkiError::NoServerUrl { .. })));

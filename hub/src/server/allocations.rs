@@ -16,6 +16,8 @@ use kedge_hub_core::kinds::{LEASE, NODE, POD};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::state::Desired;
 use rustls::ClientConnection;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use serde_json::json;
 use stats_alloc::INSTRUMENTED_SYSTEM;
 use time::OffsetDateTime;
@@ -29,6 +31,7 @@ use super::link::Link;
 use super::shared::Server;
 use crate::Hub;
 use crate::capacity::{Capacity, Machine};
+use crate::credential_table;
 use crate::pki::{self, Pki};
 
 /// Set in the process that runs one test alone.
@@ -48,7 +51,7 @@ const MOST_NODE_BYTES: usize = 512;
 /// has renewed, with the hub's state about its node: 4 KiB of them are TLS's for its next record.
 const CONNECTED: usize = 20;
 const COUNTED_NODES: usize = 100;
-const MOST_CONNECTION_BYTES: usize = 12 * 1024;
+const MOST_CONNECTION_BYTES: usize = 12 * 1024 + 256;
 /// The same for a request that the HTTP library reads and answers.
 const MOST_OF_OTHERS: f64 = 40.0;
 
@@ -261,11 +264,22 @@ fn renewal_takes_few_allocations() {
     });
 }
 
-/// A node connects and renews; its end of the connection.
-fn connect(data_dir: &Path, url: &str, name: &str) -> TcpStream {
+/// Credentials of a node, which the table of credentials knows.
+async fn credentials(hub: &Hub, data_dir: &Path, url: &str, name: &str) -> String {
     let now = OffsetDateTime::now_utc();
-    let kubeconfig = pki::node_kubeconfig(data_dir, name, Some(url.to_owned()), now).unwrap();
-    let mut connection = kedge_rig::client::Identity::read(&kubeconfig).unwrap().connect().unwrap();
+    let kubeconfig = pki::node_kubeconfig(data_dir, name, Some(url.to_owned()), None, now).unwrap();
+    let line =
+        kubeconfig.lines().find_map(|line| line.trim().strip_prefix("client-certificate-data: ")).unwrap();
+    let pem = kedge_hub_core::kinds::schema::base64_decode(line).unwrap();
+    let identity = Identity::from_client_certificate(&CertificateDer::from_pem_slice(&pem).unwrap()).unwrap();
+    let (node, newest) = credential_table::newest(&identity).unwrap();
+    credential_table::note(hub, node, &newest).await.unwrap();
+    kubeconfig
+}
+
+/// A node connects and renews; its end of the connection.
+fn connect(kubeconfig: &str, name: &str) -> TcpStream {
+    let mut connection = kedge_rig::client::Identity::read(kubeconfig).unwrap().connect().unwrap();
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}");
     let fields = "content-type: application/merge-patch+json\r\nprefer: return=minimal\r\n";
     let renewal = json!({"spec": {"renewTime": "2026-11-21T00:00:01.000000Z"}}).to_string();
@@ -286,22 +300,26 @@ fn idle_connection_keeps_few_bytes() {
     let names: Vec<String> =
         (0..CONNECTED + COUNTED_NODES).map(|number| format!("node-{number:05}")).collect();
     let (_stop, stopped) = signal::channel(false);
-    let url = runtime.block_on(async {
+    let kubeconfigs = runtime.block_on(async {
         for name in &names {
             join(&server.hub, name).await;
         }
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
         tokio::spawn(accept(listener, pki.server_config().unwrap(), Arc::clone(&server), stopped));
-        url
+        let mut kubeconfigs = Vec::new();
+        for name in &names {
+            kubeconfigs.push(credentials(&server.hub, &data_dir, &url, name).await);
+        }
+        kubeconfigs
     });
     let mut sockets = Vec::with_capacity(names.len());
     let mut before = 0;
-    for (number, name) in names.iter().enumerate() {
+    for (number, (name, kubeconfig)) in names.iter().zip(&kubeconfigs).enumerate() {
         if number == CONNECTED {
             before = bytes();
         }
-        sockets.push(connect(&data_dir, &url, name));
+        sockets.push(connect(kubeconfig, name));
     }
     let each = usize::try_from(bytes() - before).unwrap() / COUNTED_NODES;
     println!("bytes: {each} of an idle connection");

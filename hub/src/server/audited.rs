@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use http::{Response, StatusCode};
 use kedge_hub_core::api_error::ApiError;
-use kedge_hub_core::identity::Identity;
+use kedge_hub_core::identity::{Identity, Standing};
 use kedge_hub_core::kinds::LEASE;
+use kedge_hub_core::value::rfc3339;
 use time::OffsetDateTime;
 
 use super::acts::Act;
@@ -25,7 +26,7 @@ use super::request::header;
 use super::respond::Body;
 use super::route::{METRICS, Route, Target};
 use super::shared::Server;
-use crate::audit::{Class, Entry, ObjectRef, Stage};
+use crate::audit::{Class, Entry, Note, ObjectRef, Stage};
 
 /// Longest time for a command's line to reach the disk. Clients of commands wait longer than this.
 const DURABLE: Duration = Duration::from_secs(20);
@@ -289,7 +290,12 @@ fn record(context: &RequestContext<'_>, verb: &str, object: ObjectRef<'_>, code:
         return;
     };
     let line = Line::new(context, caller, verb, object);
-    let notes = context.trail.notes.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut notes = context.trail.notes.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Standing::Expired(since) = caller.standing
+        && let Ok(since) = OffsetDateTime::from_unix_timestamp(since)
+    {
+        notes.push((Note::ExpiredSince, rfc3339(since)));
+    }
     log.record(
         Class::of(caller, context.act.is_read(), code),
         &Entry { code, notes: &notes, ..line.entry() },

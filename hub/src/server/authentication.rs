@@ -1,7 +1,8 @@
 //! The identity of each request, checked at the time of the request, and the end of connections whose
 //! credential is no longer valid.
 //!
-//! Always holds: an expired or revoked credential proves nothing, however old its connection, TLS session or
+//! Always holds: an expired or revoked credential proves nothing, but that a node with an expired certificate
+//! may ask for the next one (a standing of its own, which only the authorizer of returning nodes judges), however old its connection, TLS session or
 //! watch is: its requests are answered with 401, also those that began earlier or are queued, and its open
 //! connections are closed; a watch that a token began sends nothing more, and ends within a minute after the
 //! deletion of the object that the token is bound to. A watch whose caller loses the right to begin it
@@ -19,7 +20,7 @@ use crate::server::shared::Server;
 use kedge_api::BOOTSTRAP_USER_PREFIX;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::bootstrap_token::{self, BootstrapToken};
-use kedge_hub_core::identity::{self, Attributes, Identity};
+use kedge_hub_core::identity::{self, Attributes, EXPIRED_SINCE, Identity};
 use kedge_hub_core::kinds::SECRET;
 use serde_json::Value;
 use std::future::Future;
@@ -132,6 +133,9 @@ impl Presented {
             };
         }
         if let Some(identity) = (*caller.identity).as_ref() {
+            if let Some(returning) = server.credentials.returning(identity) {
+                return Ok(Arc::new(Some(returning)));
+            }
             prove(server, caller, identity).map_err(|why| refused(server, caller, identity, &why))?;
         }
         Ok(Arc::clone(&caller.identity))
@@ -317,6 +321,21 @@ impl Standing {
 impl std::fmt::Debug for Standing {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str("Standing")
+    }
+}
+
+/// Logs who shows an expired certificate: it may ask for nothing, so that nothing else would name it.
+pub(super) fn note_returning(server: &Server, from: IpAddr, identity: &Identity) {
+    let lines = &server.counters.returning_lines;
+    let before = lines.lock().unwrap_or_else(PoisonError::into_inner).one_more(Instant::now());
+    if let Some(before) = before {
+        let since = identity.extra().remove(EXPIRED_SINCE).unwrap_or_default().concat();
+        log::warn!(
+            "{} at {} shows a certificate that has been expired since {since} (Unix time): it may ask for the next one ({before} more \
+             since the last line)",
+            identity.user,
+            from
+        );
     }
 }
 

@@ -1,11 +1,12 @@
 //! The client of a connection: its credential, its network and its limits.
 
+use crate::server::authentication;
 use crate::server::credentials::Seen;
 use crate::server::limits::Slot;
 use crate::server::machines::Boot;
 use crate::server::shared::Server;
 use crate::server::stream::Patience;
-use kedge_hub_core::identity::Identity;
+use kedge_hub_core::identity::{Identity, Standing};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +40,11 @@ impl Caller {
     pub(super) fn new(server: &Server, identity: Option<Identity>, from: IpAddr) -> Caller {
         // an invalid credential must not use up the limits of the identity that it names
         let valid = server.credentials.valid(identity.as_ref());
-        let slot = server.limits.slot(valid, from, Instant::now());
+        let returning = identity.as_ref().and_then(|identity| server.credentials.returning(identity));
+        if let Some(returning) = &returning {
+            authentication::note_returning(server, from, returning);
+        }
+        let slot = server.limits.slot(valid.or(returning.as_ref()), from, Instant::now());
         let seen = server.credentials.connected(valid);
         let proven = Arc::new(AtomicBool::new(valid.is_some()));
         let (patience, boot) = (Patience::default(), Arc::default());
@@ -48,7 +53,7 @@ impl Caller {
 
     /// Notes the identity that a request's credential proves.
     pub(super) fn note(&self, identity: Option<&Identity>) {
-        if identity.is_some() {
+        if identity.is_some_and(|identity| identity.standing == Standing::Live) {
             self.proven.store(true, Ordering::Relaxed);
         }
     }

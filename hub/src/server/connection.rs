@@ -24,7 +24,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use kedge_hub_core::api_error::ApiError;
-use kedge_hub_core::identity::Identity;
+use kedge_hub_core::identity::{Identity, Standing};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch as signal;
 
@@ -364,9 +364,12 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
     if let Some(node) = (*caller.identity).as_ref().filter(|_| is_own).and_then(Identity::node) {
         caller.boot.note(&server.machines, node, &parts.headers);
     }
-    let renews = identity.as_ref().is_ok_and(|identity| is_renewal(&parts, (**identity).as_ref()));
+    // an expired node is no node for the limits
+    let live = identity.as_deref().ok().and_then(Option::as_ref);
+    let live = live.filter(|identity| identity.standing == Standing::Live);
+    let renews = is_renewal(&parts, live);
     let now = Instant::now();
-    let paced = match identity.as_deref().ok().and_then(Option::as_ref) {
+    let paced = match live {
         _ if renews && renewals::costs_little(&parts, incoming.size_hint().exact()) => {
             slot.pace_renewal(now).map(drop)
         }

@@ -2,6 +2,7 @@
 //!
 //! Left to others: the credential that one request presents (`authentication`).
 
+use crate::credential_table;
 use crate::hub::Hub;
 use http::header;
 use kedge_hub_core::identity::Identity;
@@ -121,6 +122,7 @@ impl Credentials {
         let identity = identity?;
         self.note_issue(identity);
         let node = identity.node()?;
+        self.note_newest(identity);
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         let known = nodes.get(node).filter(|seen| seen.not_after == identity.not_after);
         let seen = known
@@ -147,6 +149,28 @@ impl Credentials {
             ),
             Err(error) => log::error!("cannot raise the issue number above {number}: {error}"),
         });
+    }
+
+    /// Notes a credential in the table if it is the node's newest one: it may have been made beside the hub,
+    /// or by an older one.
+    fn note_newest(&self, identity: &Identity) {
+        let Some((node, newest)) = credential_table::newest(identity) else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if !credential_table::of(&self.hub, node).take(newest.clone()) {
+            return;
+        }
+        let (hub, node) = (Arc::clone(&self.hub), node.to_owned());
+        runtime.spawn(async move {
+            if let Err(error) = credential_table::note(&hub, &node, &newest).await {
+                log::debug!("cannot note the certificate of node {node}, until it connects again: {error}");
+            }
+        });
+    }
+
+    /// The identity of an expired certificate that may ask for the next one.
+    pub(super) fn returning(&self, identity: &Identity) -> Option<Identity> {
+        let returning = identity.is_expired(OffsetDateTime::now_utc()).then(|| identity.returning())??;
+        self.denied().refusal(&returning).is_none().then_some(returning)
     }
 
     /// Notes the issue number of a node's credential. The number of verified names is limited by the hub's

@@ -37,7 +37,7 @@ use kedge_hub_core::controllers::daemon_sets;
 use kedge_hub_core::decode::{self, FieldValidation};
 use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE};
-use kedge_hub_core::identity::{self, Attributes, Identity};
+use kedge_hub_core::identity::{self, Attributes, Identity, Standing};
 use kedge_hub_core::kinds::{self, DAEMON_SET, Kind};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::patch::body::Patch;
@@ -97,6 +97,11 @@ async fn answer(
             audit_impersonation(&context, &route, verb, &refused);
             return Err(refused);
         }
+    }
+    if context.identity.as_ref().is_some_and(|identity| identity.standing != Standing::Live)
+        && !matches!(route, Route::Target(_) | Route::SelfReview)
+    {
+        authorize_path(&context)?;
     }
     if server.hub.is_fenced() && !passes_the_fence(&route, act) {
         return Err(fenced());

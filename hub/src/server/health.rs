@@ -52,7 +52,8 @@ fn serving(server: &Server) -> Vec<Check> {
         format!("stalled: the disk has not finished a commit for {secs} s, renewals and reads go on")
     });
     let mut checks = living(server);
-    checks.extend([("store-writable", writable), ("store-commits", commits)]);
+    let clock = server.hub.clock_fault().map(|fault| fault.to_string());
+    checks.extend([("store-writable", writable), ("store-commits", commits), ("clock", clock)]);
     checks
 }
 
@@ -219,6 +220,12 @@ pub(super) fn metrics(server: &Server) -> Response<Body> {
         "gauge",
         "How long the present commit has been under way, 0 without one.",
         &one(health.oldest_unfinished_commit().as_secs()),
+    );
+    sample(
+        "kedge_hub_clock_wrong",
+        "gauge",
+        "Whether the clock disagrees with the newest time in the store, so that no age counts.",
+        &one(u64::from(server.hub.clock_fault().is_some())),
     );
     sample(
         "kedge_hub_store_commit_microseconds_total",

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kedge_hub_core::api_error::ApiError;
-use kedge_hub_core::identity::Identity;
+use kedge_hub_core::identity::{Identity, Standing};
 use tokio::sync::Semaphore;
 
 use super::own_watches::OwnWatches;
@@ -162,6 +162,8 @@ enum CallerClass {
 impl CallerClass {
     fn of(identity: Option<&Identity>) -> CallerClass {
         match identity {
+            // by its name, among those without a credential
+            Some(identity) if identity.standing != Standing::Live => CallerClass::Anonymous,
             Some(identity) if identity.user == PROBE_USER => CallerClass::Hub,
             Some(identity) if identity.is_admin() => CallerClass::Admin,
             Some(identity) if identity.node().is_some() => CallerClass::Node,

@@ -5,30 +5,37 @@
 //! before the answer; the Node object stays, with an annotation and an event that explain it. Left to others:
 //! the meaning of an entry (`kedge_hub_core::identity::denied`).
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use http::Response;
+use kedge_api::NODE_USER_PREFIX;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use super::context::RequestContext;
 use super::respond::{self, Body};
 use super::route::AccessVerb;
+use crate::Hub;
+use crate::credential_table;
 use crate::denials::REVOKED_ANNOTATION;
 use crate::fresh::now_text;
 use crate::node_acts::DECOMMISSION;
 use crate::pki::is_dns_subdomain;
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::controllers::approving::AWAITING;
 use kedge_hub_core::decode;
 use kedge_hub_core::identity::Identity;
+use kedge_hub_core::identity::certificate_request::Request;
 use kedge_hub_core::identity::denied::{self, Change, DENY_LIST_NAME, DENY_LIST_NAMESPACE, explanation};
-use kedge_hub_core::kinds::{CONFIG_MAP, EVENT, LEASE, NODE};
+use kedge_hub_core::kinds::schema::base64_decode;
+use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, CONFIG_MAP, EVENT, LEASE, NODE};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::{Part, Place, WriteOptions};
 use kedge_hub_core::restored;
-use kedge_hub_core::value::{at, rfc3339, text};
+use kedge_hub_core::value::{at, condition, rfc3339, text};
 
 /// Annotation of a Node: certificates with this issue number, a lower one, or none are to be exchanged now.
 /// Nodes may not write it.
@@ -40,29 +47,38 @@ pub(super) fn list(context: &RequestContext<'_>) -> Response<Body> {
     let denied = context.server.credentials.denied();
     let config_map = hub.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
     let entries = config_map.map_or(Value::Null, |found| found.value());
+    let now = OffsetDateTime::now_utc().unix_timestamp();
     let registered: Vec<Arc<_>> = hub.list(&NODE, "");
-    let mut names: Vec<&str> = registered.iter().map(|node| &*node.name).chain(denied.nodes()).collect();
+    let waiting = waiting(hub);
+    let known = registered.iter().map(|node| &*node.name).chain(denied.nodes());
+    let mut names: Vec<&str> = known.chain(waiting.keys().map(String::as_str)).collect();
     names.sort_unstable();
     names.dedup();
     let nodes: Vec<Value> = names
         .into_iter()
         .map(|name| {
+            let newest = credential_table::of(hub, name).newest;
+            let ended = newest.as_ref().map(|newest| newest.not_after).filter(|end| *end <= now);
             let state = match hub.get(&NODE, "", name) {
                 _ if denied.is_revoked(name) => "Revoked",
+                _ if ended.is_some() => "Expired",
                 Some(node) if restored::awaits_decision(&node.value()) => "AwaitingDecision",
                 Some(node) if is_given_up(&node.value()) => "Decommissioning",
                 Some(node) => ready_state(&node.value()),
                 None => "NotRegistered",
             };
             let seen = context.server.credentials.seen(name);
-            let expiry = seen.as_ref().and_then(|seen| seen.not_after).and_then(date);
+            let expiry = newest.map(|newest| newest.not_after).and_then(date);
             let contact = seen.as_ref().and_then(|seen| seen.contact()).and_then(date);
             let renewed = hub.get(&LEASE, kedge_api::NODE_LEASE_NAMESPACE, name).map(|lease| lease.value());
             json!({
                 "name": name,
                 "state": state,
-                // both are known only since the hub's start
+                // of its newest one
                 "certificateExpires": expiry,
+                "expiredSince": ended.and_then(date),
+                "waiting": waiting.get(name),
+                // known only since the hub's start
                 "lastContact": contact,
                 // the node's own clock
                 "leaseRenewed": renewed.map(|lease| text(&lease, &["spec", "renewTime"]).to_owned()),
@@ -71,6 +87,21 @@ pub(super) fn list(context: &RequestContext<'_>) -> Response<Body> {
         })
         .collect();
     respond::json(200, &json!({"nodes": nodes}))
+}
+
+/// The requests that wait for a person, by node: the name of one, and why.
+fn waiting(hub: &Hub) -> BTreeMap<String, Value> {
+    let of_node = |request: &Value| {
+        let status = &request["status"];
+        let is_decided =
+            ["Approved", "Denied", "Failed"].iter().any(|sort| condition(status, sort).is_some());
+        let why = condition(status, AWAITING).filter(|_| !is_decided)?;
+        let asked = base64_decode(text(request, &["spec", "request"]))?;
+        let node = Request::from_pem(&asked).ok()?.common_name.strip_prefix(NODE_USER_PREFIX)?.to_owned();
+        let name = text(request, &["metadata", "name"]);
+        Some((node, json!({"request": name, "reason": why["reason"], "message": why["message"]})))
+    };
+    hub.list(&CERTIFICATE_REQUEST, "").iter().filter_map(|request| of_node(&request.value())).collect()
 }
 
 fn date(time: i64) -> Option<String> {

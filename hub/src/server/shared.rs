@@ -60,6 +60,7 @@ pub(crate) struct Counters {
     pub(crate) refused_handshakes: AtomicU64,
     pub(super) handshake_lines: Mutex<LogThrottle>,
     pub(super) refused_credential_lines: Mutex<LogThrottle>,
+    pub(super) returning_lines: Mutex<LogThrottle>,
     /// Connections that are being refused because there are too many.
     pub(super) turned_away: AtomicUsize,
     /// Connections that were closed before their handshake, because there were too many.

@@ -22,6 +22,7 @@ mod objects;
 mod pod_proxy;
 mod recorded;
 mod refusals;
+mod returning;
 mod revocation;
 mod rollouts;
 #[path = "../server/mod.rs"]

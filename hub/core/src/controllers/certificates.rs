@@ -4,14 +4,14 @@
 //! signers, upstream's: `kubernetes.io/kube-apiserver-client` and
 //! `kubernetes.io/kube-apiserver-client-kubelet`; requests to others are stored for other signers. Always
 //! holds: only an approved request is signed; an approved request that cannot be signed fails with a reason
-//! and is not tried again. Requests are always approved by a person, also a node's renewal; no certificate is
-//! signed for a revoked node or user, nor by request of one. Left to others: the authority's key (`pki`),
-//! permission to approve (`identity`).
+//! and is not tried again. No certificate is signed for a revoked node or user, nor by request of one.
+//! Answered requests are removed by their number, and by their age while the clock is trusted. Left to others:
+//! the authority's key (`pki`), approving (`approving`, and people: `identity`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use kedge_api::{CLIENT_SIGNER, NODE_SIGNER};
+use kedge_api::{CLIENT_SIGNER, NODE_SIGNER, NODE_USER_PREFIX};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
@@ -28,8 +28,9 @@ use crate::value::{at, seconds, text};
 static INPUTS: &[&Kind] = &[&CERTIFICATE_REQUEST];
 static OUTPUTS: &[&Kind] = &[&CERTIFICATE_REQUEST];
 
-/// Longest and default life of a certificate: upstream's --cluster-signing-duration.
-const LONGEST: time::Duration = time::Duration::days(365);
+/// Longest and default life of a certificate, unless the operator sets another one for nodes: upstream's
+/// --cluster-signing-duration.
+pub const LONGEST: time::Duration = time::Duration::days(365);
 /// Shortest life, as upstream.
 const SHORTEST: time::Duration = time::Duration::minutes(10);
 /// Time that an answered request is kept, so that the requester can fetch the certificate; upstream's.
@@ -37,12 +38,25 @@ const KEPT_WHEN_DECIDED: time::Duration = time::Duration::hours(1);
 /// Time that an undecided request is kept, as upstream.
 const KEPT_WHEN_PENDING: time::Duration = time::Duration::hours(24);
 
+/// Answered requests of a node that are kept: half of what it may have in all (`requests::allowance`), so that
+/// it can make new ones whatever any clock shows. Those of bootstrap tokens: `bootstrap_tokens`.
+const KEPT_OF_NODE: usize = 8;
+
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Certificates {
+    /// Longest and default life of a node's certificate.
+    node_life: time::Duration,
     /// Names of requests to check.
     queue: BTreeSet<String>,
     log: Vec<Line>,
+}
+
+impl Certificates {
+    /// `node_life`: longest and default life of a node's certificate.
+    pub fn new(node_life: time::Duration) -> Certificates {
+        Certificates { node_life, queue: BTreeSet::new(), log: Vec::new() }
+    }
 }
 
 /// The certificate request that an action is about.
@@ -90,8 +104,12 @@ impl Controller for Certificates {
         let found = names.iter().filter_map(|name| world.get(&CERTIFICATE_REQUEST, "", name));
         let denied = world.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
         let denied = denied.map(|found| DenyList::read(&found.value())).unwrap_or_default();
-        let tasks =
-            found.filter_map(|object| decide(&object, &denied, now.ages.then_some(now.wall))).collect();
+        let ages = now.ages.then_some(now.wall);
+        let found: Vec<_> = found.collect();
+        let mut tasks: Vec<_> =
+            found.iter().filter_map(|object| decide(object, &denied, self.node_life, ages)).collect();
+        let holders: BTreeSet<&str> = found.iter().filter_map(|object| object.holder.as_deref()).collect();
+        tasks.extend(holders.into_iter().flat_map(|holder| surplus(world, holder)).map(|name| remove(&name)));
         Decision { tasks, ..Decision::default() }
     }
 
@@ -130,7 +148,12 @@ impl Controller for Certificates {
 }
 
 /// The action on a request. `now`: requests that are too old at that time are removed; `None` removes none.
-fn decide(object: &Object, denied: &DenyList, now: Option<OffsetDateTime>) -> Option<Task<Purpose>> {
+fn decide(
+    object: &Object,
+    denied: &DenyList,
+    node_life: time::Duration,
+    now: Option<OffsetDateTime>,
+) -> Option<Task<Purpose>> {
     let request = object.value();
     if is_due(&request) {
         let asked = Asked {
@@ -138,7 +161,7 @@ fn decide(object: &Object, denied: &DenyList, now: Option<OffsetDateTime>) -> Op
             uid: object.uid.to_string(),
             user: text(&request, &["spec", "username"]).to_owned(),
         };
-        return Some(match signing(&request, denied) {
+        return Some(match signing(&request, denied, node_life) {
             Ok(signing) => Task { purpose: Purpose::Sign(asked), action: Action::Sign(signing) },
             Err(why) => answer(asked, Err(why)),
         });
@@ -146,16 +169,39 @@ fn decide(object: &Object, denied: &DenyList, now: Option<OffsetDateTime>) -> Op
     if object.terminating || !now.is_some_and(|now| is_over(&request, now)) {
         return None;
     }
-    let name = object.name.to_string();
-    let options = DeleteOptions::default();
+    Some(remove(&object.name))
+}
+
+fn remove(name: &str) -> Task<Purpose> {
     let action = Action::Delete {
         kind: &CERTIFICATE_REQUEST,
         namespace: String::new(),
-        name: name.clone(),
-        options,
+        name: name.to_owned(),
+        options: DeleteOptions::default(),
         requires: Vec::new(),
     };
-    Some(Task { purpose: Purpose::Remove(name), action })
+    Task { purpose: Purpose::Remove(name.to_owned()), action }
+}
+
+/// The oldest answered requests of a node beyond those that are kept, by their revisions. Those of people are
+/// limited by their age alone.
+fn surplus(world: &dyn World, holder: &str) -> Vec<String> {
+    if !holder.starts_with(NODE_USER_PREFIX) {
+        return Vec::new();
+    }
+    let all = world.charged(holder, &CERTIFICATE_REQUEST);
+    if all.len() <= KEPT_OF_NODE {
+        return Vec::new();
+    }
+    let is_answered = |request: &Value| {
+        !text(request, &["status", "certificate"]).is_empty()
+            || condition(request, "Denied").is_some()
+            || condition(request, "Failed").is_some()
+    };
+    let mut answered: Vec<_> =
+        all.iter().filter(|object| !object.terminating && is_answered(&object.value())).collect();
+    answered.sort_unstable_by_key(|object| std::cmp::Reverse(object.revision));
+    answered.into_iter().skip(KEPT_OF_NODE).map(|object| object.name.to_string()).collect()
 }
 
 fn condition<'a>(request: &'a Value, condition_type: &str) -> Option<&'a Value> {
@@ -173,13 +219,14 @@ fn is_due(request: &Value) -> bool {
 }
 
 /// How long the certificate will live.
-fn life(request: &Value) -> time::Duration {
+fn life(request: &Value, node_life: time::Duration) -> time::Duration {
+    let longest = if text(request, &["spec", "signerName"]) == NODE_SIGNER { node_life } else { LONGEST };
     let asked = at(request, &["spec", "expirationSeconds"]).and_then(Value::as_i64);
-    asked.map_or(LONGEST, |secs| seconds(secs).clamp(SHORTEST, LONGEST))
+    asked.map_or(longest, |secs| seconds(secs).clamp(SHORTEST, longest))
 }
 
 /// The certificate to sign, or the reason of the failure.
-fn signing(request: &Value, denied: &DenyList) -> Result<Signing, String> {
+fn signing(request: &Value, denied: &DenyList, node_life: time::Duration) -> Result<Signing, String> {
     let bytes = schema::base64_decode(text(request, &["spec", "request"])).unwrap_or_default();
     let asked = Request::from_pem(&bytes)?;
     let usages: Vec<&str> = at(request, &["spec", "usages"])
@@ -190,7 +237,7 @@ fn signing(request: &Value, denied: &DenyList) -> Result<Signing, String> {
         .collect();
     asked.check(text(request, &["spec", "signerName"]), &usages)?;
     let requested = text(request, &["metadata", "creationTimestamp"]);
-    let issue = at(request, &["spec", "extra", ISSUE_NUMBER, "0"]).and_then(Value::as_str);
+    let issue = at(request, &["spec", "extra", ISSUE_NUMBER]).and_then(|number| number[0].as_str());
     let issue = issue.and_then(|number| number.parse().ok()).unwrap_or(0);
     let requester = text(request, &["spec", "username"]);
     let refusal = denied.signing_refusal(&asked.common_name);
@@ -198,7 +245,7 @@ fn signing(request: &Value, denied: &DenyList) -> Result<Signing, String> {
         return Err(why);
     }
     let enciphers = usages.contains(&"key encipherment");
-    Ok(Signing { request: asked, enciphers, life: life(request) })
+    Ok(Signing { request: asked, enciphers, life: life(request, node_life) })
 }
 
 fn answer(asked: Asked, outcome: Result<String, String>) -> Task<Purpose> {
@@ -303,9 +350,16 @@ mod tests {
     }
 
     #[test]
-    fn life_is_ten_minutes_to_a_year() {
+    fn life_is_ten_minutes_to_the_longest_one() {
         let check = |asked: Value, expect: time::Duration| {
-            assert_eq!(life(&json!({"spec": {"expirationSeconds": asked}})), expect, "{asked}");
+            for (signer, longest) in [(CLIENT_SIGNER, LONGEST), (NODE_SIGNER, 10 * LONGEST)] {
+                let request = json!({"spec": {"signerName": signer, "expirationSeconds": asked}});
+                let expect = if expect == LONGEST { longest } else { expect };
+                assert_eq!(life(&request, 10 * LONGEST), expect, "{signer} {asked}");
+            }
+            let of_node = json!({"spec": {"signerName": NODE_SIGNER, "expirationSeconds": asked}});
+            let day = time::Duration::DAY;
+            assert_eq!(life(&of_node, day), expect.min(day), "{asked}");
         };
         check(Value::Null, LONGEST);
         check(json!(3600), time::Duration::hours(1));
@@ -313,11 +367,52 @@ mod tests {
         check(json!(i64::MAX), LONGEST);
     }
 
+    /// Whatever the clock shows: nothing is old.
+    #[test]
+    fn answered_requests_beyond_those_kept_are_removed() {
+        let world = |user: &str, answered: usize, pending: usize| {
+            let spaces = crate::state::Spaces::both(crate::state::Marks::default());
+            let record = |number: usize| {
+                let certificate = if number < answered { "eA==" } else { "" };
+                let mut value = request(NODE_SIGNER, &["Approved"], certificate);
+                value["metadata"]["name"] = format!("r{number:03}").into();
+                value["spec"]["username"] = user.into();
+                crate::state::Record {
+                    resource: CERTIFICATE_REQUEST.resource_name(),
+                    namespace: String::new(),
+                    name: format!("r{number:03}"),
+                    revision: number as u64 + 1,
+                    json: value.to_string().into_bytes(),
+                }
+            };
+            crate::state::restore::<NoSink>(spaces, (0..answered + pending).map(record).collect())
+                .unwrap()
+                .index
+        };
+        let check = |user: &str, answered: usize, pending: usize, expect: usize| {
+            let mut found = surplus(&world(user, answered, pending), user);
+            found.sort();
+            let oldest: Vec<String> = (0..expect).map(|number| format!("r{number:03}")).collect();
+            assert_eq!(found, oldest, "{user} {answered} {pending}");
+        };
+        check("system:node:a", 8, 8, 0);
+        check("system:node:a", 10, 6, 2);
+        check("admin", 300, 0, 0);
+    }
+
+    struct NoSink;
+
+    impl crate::state::Sink for NoSink {
+        fn queue(&self, _: &std::sync::Arc<Event>, _: crate::state::Seen) -> bool {
+            true
+        }
+    }
+
     #[test]
     fn invalid_request_fails_once_with_a_reason() {
         let mut asked = request(NODE_SIGNER, &["Approved"], "");
         asked["spec"]["request"] = schema::base64_encode(b"no request").into();
-        let why = signing(&asked, &DenyList::default()).map(drop).unwrap_err();
+        let why = signing(&asked, &DenyList::default(), LONGEST).map(drop).unwrap_err();
         write_answer(&mut asked, &Err(why), "now");
         assert_eq!(condition(&asked, "Failed").unwrap()["reason"], "SignerValidationFailure");
         assert!(!is_due(&asked));
@@ -335,21 +430,21 @@ mod tests {
         asked["spec"]["request"] = schema::base64_encode(pem.as_bytes()).into();
         asked["spec"]["usages"] = json!(["client auth", "digital signature"]);
         let signing_of = |asked: &Value| {
-            signing(asked, &DenyList::default()).map(|signing| (signing.enciphers, signing.life))
+            signing(asked, &DenyList::default(), LONGEST).map(|signing| (signing.enciphers, signing.life))
         };
         assert_eq!(signing_of(&asked), Ok((false, LONGEST)));
         for key in ["node.a", "user.jane"] {
             asked["spec"]["username"] = "jane".into();
             let denied = DenyList::read(&json!({"data": {key: ""}}));
-            assert!(signing(&asked, &denied).is_err(), "{key}");
+            assert!(signing(&asked, &denied, LONGEST).is_err(), "{key}");
         }
         let readmitted = json!({"readmitted": "2026-11-22T10:00:00Z", "after": 7}).to_string();
         let readmitted = DenyList::read(&json!({"data": {"node.a": readmitted}}));
-        assert!(signing(&asked, &readmitted).is_ok(), "a person may ask for it");
+        assert!(signing(&asked, &readmitted, LONGEST).is_ok(), "a person may ask for it");
         asked["spec"]["username"] = "system:node:a".into();
         for (number, signed) in [(Value::Null, false), (json!(["7"]), false), (json!(["8"]), true)] {
             asked["spec"]["extra"] = json!({ISSUE_NUMBER: number});
-            assert_eq!(signing(&asked, &readmitted).is_ok(), signed, "{number}");
+            assert_eq!(signing(&asked, &readmitted, LONGEST).is_ok(), signed, "{number}");
         }
         asked["spec"]["usages"] = json!(["server auth"]);
         assert!(signing_of(&asked).is_err());

@@ -96,6 +96,8 @@ pub struct Now {
     pub wall: OffsetDateTime,
     /// Whether something may be deleted because it is old by `wall` ([`Clock`](super::Clock)).
     pub ages: bool,
+    /// Whether `wall` is not known to be wrong ([`ClockFault`](super::ClockFault)).
+    pub right: bool,
     /// The longest stall of this process since the last step: it received nothing meanwhile.
     pub stalled: Duration,
     /// How long the disk has not finished an operation of the store, at most since the last step. Writes to

@@ -3,6 +3,7 @@
 //! Each is a [`Controller`]: inputs and outputs at its top, a pure `reconcile` below. Left to others: the
 //! runner (`kedge-hub`).
 
+pub mod approving;
 pub mod bootstrap_tokens;
 pub mod certificates;
 mod clock;
@@ -23,7 +24,7 @@ pub mod system_namespaces;
 pub mod taint_eviction;
 pub mod trust;
 
-pub use clock::Clock;
+pub use clock::{Clock, ClockFault};
 pub use controller::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Line, Now, Signing, Task, World,
 };
@@ -52,6 +53,7 @@ mod tests {
     use crate::state::{Batch, Index, Leases, Order, Require, Restored, Seen, Sink, Spaces, Write, restore};
     use kedge_rig::Random;
 
+    mod approving;
     mod bootstrap_tokens;
     mod cluster_roles;
     mod daemon_sets;
@@ -218,6 +220,7 @@ mod tests {
                 running: Duration::from_secs(second),
                 wall: self.wall,
                 ages: true,
+                right: true,
                 stalled: Duration::ZERO,
                 disk_stalled: Duration::ZERO,
                 disk_stalls: false,
@@ -470,6 +473,7 @@ mod tests {
             running: Duration::ZERO,
             wall: datetime!(2026-11-21 12:00:00 UTC),
             ages: true,
+            right: true,
             stalled: Duration::ZERO,
             disk_stalled: Duration::ZERO,
             disk_stalls: false,

@@ -71,6 +71,7 @@ mod tests {
             running: Duration::ZERO,
             wall: time::OffsetDateTime::UNIX_EPOCH,
             ages: true,
+            right: true,
             stalled: Duration::ZERO,
             disk_stalled: Duration::ZERO,
             disk_stalls: false,

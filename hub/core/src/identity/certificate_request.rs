@@ -201,7 +201,20 @@ pub(crate) mod tests {
     }
 
     fn signed(params: &CertificateParams) -> String {
-        params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap()
+        signed_by(params, &KeyPair::generate().unwrap())
+    }
+
+    fn signed_by(params: &CertificateParams, key: &KeyPair) -> String {
+        params.serialize_request(key).unwrap().pem().unwrap()
+    }
+
+    /// PEM of a node's request by this key.
+    pub(crate) fn node_pem(node: &str, key: &KeyPair) -> String {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+        params.distinguished_name.push(DnType::CommonName, format!("system:node:{node}"));
+        signed_by(&params, key)
     }
 
     const FULL: &[&str] = &["digital signature", "key encipherment", "client auth"];

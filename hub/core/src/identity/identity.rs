@@ -11,6 +11,7 @@ use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::bootstrap_token;
+use super::credential::key_id;
 use kedge_api::{ADMIN_GROUP, AUTHENTICATED_GROUP, BOOTSTRAP_GROUP, NODE_GROUP, NODE_USER_PREFIX, serial};
 
 /// More organizations than any certificate of ours has; further ones are ignored.
@@ -20,10 +21,24 @@ pub const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 /// Key of a credential's issue number in the `extra` of a user: a certificate request shows by it which
 /// credential asked.
 pub const ISSUE_NUMBER: &str = "kedge.dev/issue-number";
+/// Key of the id of a node's public key in its `extra` ([`key_id`]).
+pub const PUBLIC_KEY: &str = "kedge.dev/public-key-sha256";
+/// Key of the time since which a node's certificate has been expired (Unix time), in its `extra`.
+pub const EXPIRED_SINCE: &str = "kedge.dev/expired-since";
 /// Prefix of the users of service accounts: `system:serviceaccount:NAMESPACE:NAME`.
 pub(super) const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 /// Upstream's key for the node in the token of a pod.
 pub(super) const NODE_NAME_FACT: &str = "authentication.kubernetes.io/node-name";
+
+/// What a credential is good for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// The rights of its identity.
+    #[default]
+    Live,
+    /// It is a node's, and expired at this time (Unix time): it may only ask for the next one.
+    Expired(i64),
+}
 
 /// An authenticated caller.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,6 +56,9 @@ pub struct Identity {
     /// The hub's counter when it issued the credential: a greater number is a later issue, whatever any clock
     /// showed. 0: the credential has none, because an older hub issued it.
     pub issue: u64,
+    /// The id of its public key ([`key_id`]); empty for a token.
+    pub key: Box<str>,
+    pub standing: Standing,
     /// When the credential was issued (Unix time in microseconds), if it contains that.
     pub issued: Option<i64>,
     /// The credential in upstream's spelling, `X509SHA256=...` or `JTI=...`; empty for an identity without
@@ -79,6 +97,7 @@ impl Identity {
             issue: serial.map_or(0, |serial| serial.number),
             issued: serial.map(|serial| serial.issued_micros),
             credential: certificate_id(der).into(),
+            key: key_id(certificate.public_key().raw).into(),
             ..Identity::default()
         })
     }
@@ -109,7 +128,16 @@ impl Identity {
         self.not_after.is_some_and(|end| now.unix_timestamp() >= end)
     }
 
-    /// Upstream's `extra` of the user: its facts, and the id and issue number of its credential.
+    /// The same identity with an expired credential, if it may still ask for the next one: that of a node, by
+    /// its certificate.
+    pub fn returning(&self) -> Option<Identity> {
+        let since =
+            self.not_after.filter(|_| self.node().is_some() && !self.key.is_empty() && !self.is_admin())?;
+        Some(Identity { standing: Standing::Expired(since), ..self.clone() })
+    }
+
+    /// Upstream's `extra` of the user: its facts, and the id and issue number of its credential; for a node its
+    /// key, too, and the time of its expiry if that is past.
     pub fn extra(&self) -> BTreeMap<String, Vec<String>> {
         let mut extra = self.facts.clone();
         if !self.credential.is_empty() {
@@ -117,6 +145,12 @@ impl Identity {
         }
         if self.issue > 0 {
             extra.insert(ISSUE_NUMBER.to_owned(), vec![self.issue.to_string()]);
+        }
+        if self.node().is_some() && !self.key.is_empty() {
+            extra.insert(PUBLIC_KEY.to_owned(), vec![self.key.to_string()]);
+        }
+        if let Standing::Expired(since) = self.standing {
+            extra.insert(EXPIRED_SINCE.to_owned(), vec![since.to_string()]);
         }
         extra
     }
@@ -169,6 +203,11 @@ mod tests {
         let node =
             certificate(&[(DnType::OrganizationName, "system:nodes"), (DnType::CommonName, "system:node:a")]);
         let found = Identity::from_client_certificate(&node).unwrap();
+        assert_eq!((found.extra()[PUBLIC_KEY][0].len(), found.extra().get(EXPIRED_SINCE)), (64, None));
+        let returning = found.returning().unwrap();
+        assert_eq!(returning.extra()[EXPIRED_SINCE], ["2000000001"]);
+        assert_eq!(Identity { groups: Vec::new(), ..found.clone() }.returning(), None);
+        assert_eq!(Identity { key: "".into(), ..found.clone() }.returning(), None);
         assert_eq!(found.user, "system:node:a");
         assert_eq!(found.groups, ["system:nodes", "system:authenticated"]);
         assert_eq!((found.uid.as_str(), &found.facts), ("", &BTreeMap::new()));

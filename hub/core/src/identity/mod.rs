@@ -5,13 +5,15 @@
 //! one that a caller asks for instead, if it may. `authorize` decides on a request before anything is read,
 //! by a list of authorizers; `admit` decides on an object as it would be stored: what a node may say
 //! (`node_restriction`), and what needs a right besides that of the request (`escalation`, `privileges`).
-//! Both use upstream's texts, because people search for them. `denied` is the list of revoked credentials.
+//! Both use upstream's texts, because people search for them. `denied` is the list of revoked credentials,
+//! `credential` the newest one of each node.
 
 mod attributes;
 mod authorizer;
 pub mod bootstrap_token;
 mod bootstrapper;
 pub mod certificate_request;
+pub mod credential;
 pub mod default_roles;
 pub mod denied;
 pub mod duplicates;
@@ -27,13 +29,16 @@ mod node;
 mod node_restriction;
 mod privileges;
 mod references;
+mod returning;
 mod roles;
 pub mod token;
 
 pub use attributes::{Attributes, ClusterView};
 pub(crate) use authorizer::CLUSTER_INFO;
 pub use authorizer::rules;
-pub use identity::{CREDENTIAL_ID, ISSUE_NUMBER, Identity, certificate_id};
+pub use identity::{
+    CREDENTIAL_ID, EXPIRED_SINCE, ISSUE_NUMBER, Identity, PUBLIC_KEY, Standing, certificate_id,
+};
 pub use impersonation::effective;
 pub(crate) use references::{of_node as references_of_node, of_pod as references_of_pod};
 pub use roles::reason;
@@ -43,7 +48,7 @@ use serde_json::Value;
 /// A refusal, ready for a Status object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denied {
-    /// 401 for an anonymous caller, else 403.
+    /// 401 for an anonymous caller and an expired one, else 403.
     pub status: u16,
     /// Status.message, as upstream words it.
     pub message: String,
@@ -69,6 +74,9 @@ pub fn authorize(
         return Ok(());
     }
     let identity = identity.ok_or_else(Denied::unauthorized)?;
+    if let Standing::Expired(since) = identity.standing {
+        return returning::authorize(identity, since, attributes, view);
+    }
     authorizer::decide(identity, attributes, view)
         .map_err(|reason| forbidden_request(identity, attributes, &reason))
 }
@@ -81,6 +89,9 @@ pub fn admit(
     new: &Value,
     view: &dyn ClusterView,
 ) -> Result<(), Denied> {
+    if let Standing::Expired(since) = identity.standing {
+        returning::admit(identity, since, new)?;
+    }
     if identity.is_admin() {
         return Ok(());
     }

@@ -222,6 +222,7 @@ fn identity(claims: &Value, expires: i64) -> Identity {
         issue: claims[ISSUE_NUMBER].as_u64().unwrap_or(0),
         issued: claims["iat"].as_i64().map(|secs| secs.saturating_mul(1_000_000)),
         credential: format!("JTI={}", text(claims, &["jti"])).into(),
+        ..Identity::default()
     }
 }
 

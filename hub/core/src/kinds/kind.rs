@@ -17,7 +17,7 @@ use crate::value::text;
 pub const ALL_VERBS: &[&str] =
     &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 
-/// One served kind.
+/// One kind.
 #[derive(Debug)]
 pub struct Kind {
     /// API group, empty for core.
@@ -36,6 +36,8 @@ pub struct Kind {
     pub categories: &'static [&'static str],
     /// Lives in a namespace.
     pub namespaced: bool,
+    /// Whether clients can reach it; otherwise its objects are the hub's own records.
+    pub served: bool,
     /// The served verbs; others get 405.
     pub verbs: &'static [&'static str],
     /// Has `/status`: writes of the object keep the old status, writes of the status keep the rest.
@@ -149,6 +151,7 @@ impl Kind {
         short_names: &[],
         categories: &[],
         namespaced: true,
+        served: true,
         verbs: ALL_VERBS,
         status: false,
         status_on_create: false,

@@ -13,6 +13,7 @@ pub mod controller_revision;
 pub mod daemon_set;
 pub mod event;
 mod event_view;
+mod internal;
 pub mod kind;
 pub mod lease;
 pub mod meta;
@@ -40,6 +41,7 @@ pub use controller_revision::CONTROLLER_REVISION;
 pub use daemon_set::DAEMON_SET;
 pub use event::EVENT;
 pub use event_view::EVENT_VIEW;
+pub use internal::{CREDENTIAL, HUB_STATE};
 pub use kind::{ALL_VERBS, BINDING, Kind, Selectable, Subresource, View};
 pub use lease::LEASE;
 pub use namespace::NAMESPACE;
@@ -50,7 +52,7 @@ pub use secret::SECRET;
 pub use service::SERVICE;
 pub use service_account::SERVICE_ACCOUNT;
 
-/// Every kind that has objects of its own, in the order of discovery.
+/// Every kind that has objects of its own, in the order of discovery; those that are not served come last.
 pub static KINDS: &[&Kind] = &[
     &CONFIG_MAP,
     &EVENT,
@@ -68,6 +70,8 @@ pub static KINDS: &[&Kind] = &[
     &ROLE_BINDING,
     &ROLE,
     &LEASE,
+    &CREDENTIAL,
+    &HUB_STATE,
 ];
 
 /// Makes a field and the first item of a list beside it, in `part`, equal. The field wins if they differ.
@@ -93,9 +97,9 @@ pub(crate) fn mirror_first(
 /// Other types of the objects of [`KINDS`].
 pub static VIEWS: &[&Kind] = &[&EVENT_VIEW];
 
-/// All kinds that clients find in discovery: [`KINDS`], then [`VIEWS`].
+/// All kinds that clients find in discovery: those of [`KINDS`], then [`VIEWS`].
 pub fn served() -> impl Iterator<Item = &'static Kind> {
-    KINDS.iter().chain(VIEWS).copied()
+    KINDS.iter().chain(VIEWS).copied().filter(|kind| kind.served)
 }
 
 /// The position of a kind in the table.
@@ -149,6 +153,16 @@ mod tests {
             assert_eq!(cells.len(), kind.columns.len(), "{}", kind.kind);
             let stored = kind.stored();
             assert_eq!(by_resource(&stored.resource_name()).map(|found| found.kind), Some(stored.kind));
+        }
+    }
+
+    #[test]
+    fn records_of_the_hub_are_not_served() {
+        for kind in [&CREDENTIAL, &HUB_STATE] {
+            assert!(KINDS.iter().any(|stored| stored.kind == kind.kind), "{}", kind.kind);
+            assert!(find(kind.group, kind.version, kind.plural).is_none(), "{}", kind.kind);
+            assert!(!group_versions().contains(&(kind.group, kind.version)), "{}", kind.kind);
+            assert!(schema::find(kind.type_name).is_some(), "{}", kind.kind);
         }
     }
 

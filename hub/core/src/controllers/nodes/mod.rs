@@ -408,7 +408,7 @@ mod tests {
         let running = Duration::from_secs(second);
         let wall = time::OffsetDateTime::UNIX_EPOCH;
         let (stalled, disk_stalled) = (Duration::ZERO, Duration::ZERO);
-        Now { running, wall, ages: true, stalled, disk_stalled, disk_stalls: false }
+        Now { running, wall, ages: true, right: true, stalled, disk_stalled, disk_stalls: false }
     }
 
     #[test]

@@ -304,6 +304,7 @@ impl DaemonSets {
             running: std::time::Duration::from_secs(second),
             wall: time::macros::datetime!(2026-11-21 12:00:00 UTC),
             ages: true,
+            right: true,
             stalled: std::time::Duration::ZERO,
             disk_stalled: std::time::Duration::ZERO,
             disk_stalls: false,

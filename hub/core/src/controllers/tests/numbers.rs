@@ -177,7 +177,7 @@ fn numbers_of_any_size_stop_no_controller() {
     // there is nobody who signs
     for (number, date, is_deleted) in all() {
         let (mut hub, mut controller) =
-            (hub(number, date, is_deleted), certificates::Certificates::default());
+            (hub(number, date, is_deleted), certificates::Certificates::new(certificates::LONGEST));
         hub.tell(&mut controller);
         let now = hub.now(0);
         controller.reconcile(&hub.index, now);
