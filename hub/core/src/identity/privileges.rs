@@ -3,12 +3,14 @@
 //! Always holds: who may patch nodes does not thereby configure, forgive, group or wipe them (verbs `assign`
 //! and `wipe` on `nodes/config`), so one stolen device with the token of a program that patches nodes is no
 //! way to the others; who may approve certificate requests approves those of the signers that a rule names
-//! (`approve` and `sign` on `signers`, as upstream); a PUT that creates needs the right to create. Left to
-//! others: nodes (`node_restriction`), roles and bindings (`escalation`).
+//! (`approve` and `sign` on `signers`, as upstream); who may edit the ConfigMaps of `kube-system` does not
+//! thereby let stolen devices in again, unless a rule names the deny list; a PUT that creates needs the right
+//! to create. Left to others: nodes (`node_restriction`), roles and bindings (`escalation`).
 
 use serde_json::Value;
 
 use super::attributes::{Attributes, ClusterView};
+use super::denied::{DENY_LIST_NAME, is_deny_list};
 use super::identity::Identity;
 use super::{Denied, authorizer, forbidden_object, forbidden_request};
 use crate::kinds::rules::entries;
@@ -36,6 +38,9 @@ pub(super) fn admit(
     match (request.group, request.resource) {
         ("", "nodes") if matches!(request.verb, "create" | "update" | "patch") => {
             admit_node(identity, old, new, view)
+        }
+        ("", "configmaps") if is_deny_list(request.namespace, text(new, &["metadata", "name"])) => {
+            admit_deny_list(identity, request, new, view)
         }
         ("certificates.k8s.io", "certificatesigningrequests") => {
             admit_certificate(identity, request, old, new, view)
@@ -66,6 +71,25 @@ fn admit_node(
             .map_err(|_| forbidden_request(identity, &assign, &why))?;
     }
     Ok(())
+}
+
+fn admit_deny_list(
+    identity: &Identity,
+    request: &Attributes,
+    new: &Value,
+    view: &dyn ClusterView,
+) -> Result<(), Denied> {
+    let named = Attributes { name: DENY_LIST_NAME, ..*request };
+    let mut is_named = false;
+    view.rights(&mut |rights| {
+        let mut rules = rights.rules(&identity.user, &identity.groups, request.namespace);
+        is_named = rules.any(|rule| rule.allows(&named) && rule.names(&named));
+    });
+    if is_named {
+        return Ok(());
+    }
+    let why = "only a rule with its name in resourceNames, or one for all resources, allows to change it";
+    Err(forbidden_object(request, new, why.to_owned()))
 }
 
 /// A change of a Node by which somebody commands it.
@@ -278,6 +302,36 @@ mod tests {
         check("signer", "status", "example.com/a", "");
         check("approver", "status", "example.com/a", "sign");
         check("kured", "", "example.com/a", "");
+    }
+
+    #[test]
+    fn deny_list_is_changed_by_who_may_change_it_by_name() {
+        let rule = |resource: &str, names: &[&str]| {
+            json!([{"verbs": ["create", "update", "patch", "delete"], "apiGroups": [""], "resources": [resource],
+                "resourceNames": names}])
+        };
+        let view = Objects::default()
+            .allow("editor", "kube-system", "edits", rule("configmaps", &[]))
+            .allow("guard", "kube-system", "guards", rule("configmaps", &[DENY_LIST_NAME]))
+            .allow("other", "kube-system", "another", rule("configmaps", &["x"]))
+            .allow("root", "", "everything", rule("*", &[]));
+        let check = |user: &str, verb: &str, namespace: &str, name: &str, expect: bool| {
+            let identity = Identity::new(user, &[]);
+            let named = if verb == "create" { "" } else { name };
+            let asked =
+                Attributes { verb, resource: "configmaps", namespace, name: named, ..Attributes::default() };
+            let map = json!({"metadata": {"namespace": namespace, "name": name}});
+            let found = admit(&identity, &asked, Some(&map), &map, &view);
+            assert_eq!(found.is_ok(), expect, "{user} {verb} {namespace}/{name}: {found:?}");
+        };
+        for verb in ["create", "update", "patch", "delete"] {
+            check("editor", verb, "kube-system", DENY_LIST_NAME, false);
+            check("other", verb, "kube-system", DENY_LIST_NAME, false);
+            check("guard", verb, "kube-system", DENY_LIST_NAME, true);
+            check("root", verb, "kube-system", DENY_LIST_NAME, true);
+            check("editor", verb, "kube-system", "mine", true);
+            check("editor", verb, "shop", DENY_LIST_NAME, true);
+        }
     }
 
     #[test]

@@ -85,6 +85,11 @@ impl Rule {
             && (self.names.is_empty() || has(&self.names, request.requested_name()))
     }
 
+    /// Whether it means the object of a request in particular: it names the object, or means everything.
+    pub fn names(&self, request: &Attributes<'_>) -> bool {
+        has(&self.names, request.requested_name()) || has(&self.resources, ALL)
+    }
+
     /// Whether it allows everything that another rule allows, alone.
     fn covers(&self, other: &Rule) -> bool {
         let all = |own: &Texts, wanted: &Texts| has(own, ALL) || wanted.iter().all(|wanted| has(own, wanted));
