@@ -5,6 +5,7 @@
 //! `doctor`, `join`, `logs`, `slot`, `state` and `provision`; `options` and `output` are what all commands share;
 //! `workloads` performs orders about containers; `kubelet_api` answers kubectl's requests to a node.
 
+pub mod any_server;
 mod beside;
 pub mod calls;
 pub mod cli;
