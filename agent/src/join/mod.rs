@@ -123,10 +123,10 @@ fn discover(
     loop {
         match discovery::discover(server, token, &options.pins, &clock, &proxies) {
             Ok(authorities) => return Ok(authorities),
-            Err(Fault::Final(why)) => return Err(format!("{why}. Nothing is written")),
+            Err(Fault::Final(why)) => return Err(format!("{why} (nothing is written)")),
             Err(Fault::NoAnswer(why)) if Instant::now() + RETRY >= end => {
                 return Err(format!(
-                    "no connection within {} s: {why}. Nothing is written",
+                    "no connection within {} s: {why} (nothing is written)",
                     options.timeout.as_secs()
                 ));
             }

@@ -9,6 +9,7 @@
 mod assignment;
 mod calls;
 mod crash;
+mod join;
 mod local;
 mod lossy_line;
 mod name;
