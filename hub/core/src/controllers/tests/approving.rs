@@ -316,3 +316,37 @@ fn decision_is_not_made_on_a_state_of_before() {
     assert_eq!((&*stage.shown(&asked), stage.uses(&secret)), ("AwaitingApproval Denied", Some(1)));
     assert_eq!(stage.hub.value(&CREDENTIAL, "", "a"), Value::Null);
 }
+
+/// A fleet that was flashed in one week renews in one day; some requests come twice.
+#[test]
+fn thousand_nodes_renew_in_a_day() {
+    let mut stage = Stage::new();
+    let key = key();
+    let mut asked = Vec::new();
+    for number in 0..1000 {
+        let name = format!("edge-{number}");
+        stage.issue(&name, &key, 7, i64::MAX);
+        asked.push(stage.ask(&node(&name, &key, 7), &name, &key));
+        // a burst of two hours
+        if number % 84 == 83 || number == 999 {
+            stage.hub.wall += time::Duration::hours(2);
+            stage.run();
+        }
+    }
+    let waiting: Vec<&String> = asked.iter().filter(|name| stage.shown(name) != "Approved Renews").collect();
+    assert_eq!(waiting, Vec::<&String>::new());
+    // as many at once are judged in several steps
+    let asked: Vec<String> = (0..100)
+        .map(|number| {
+            let name = format!("edge-{number}");
+            stage.ask(&node(&name, &key, 7), &name, &key)
+        })
+        .collect();
+    let now = stage.hub.now(0);
+    stage.controller.sweep(&stage.hub.index);
+    let first = stage.controller.reconcile(&stage.hub.index, now);
+    assert!(first.more && first.tasks.len() == 64, "{}", first.tasks.len());
+    drop(first);
+    stage.run();
+    assert!(asked.iter().all(|name| stage.shown(name) == "Approved Renews"));
+}
