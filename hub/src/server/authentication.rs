@@ -15,7 +15,7 @@ use crate::server::caller::Caller;
 use crate::server::credentials;
 use crate::server::guesses::Guesses;
 use crate::server::handshakes::Network;
-use crate::server::node_streams;
+use crate::server::request;
 use crate::server::shared::Server;
 use kedge_api::BOOTSTRAP_USER_PREFIX;
 use kedge_hub_core::api_error::ApiError;
@@ -196,7 +196,7 @@ impl Right {
         }
         let own = |text: &str| text.to_owned();
         let mut verbs = vec![own(asked.verb)];
-        if node_streams::needs_create(asked.verb, asked.subresource) {
+        if request::needs_create(asked.verb, asked.subresource) {
             verbs.push(own("create"));
         }
         let asked = Asked {

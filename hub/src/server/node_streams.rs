@@ -15,7 +15,7 @@ use kedge_hub_core::requests::{serving_container, serving_node};
 use super::audited::Begins;
 use super::calls::{self, Asked, Messages};
 use super::context::{RequestContext, attributes};
-use super::request::Parameters;
+use super::request::{self, Parameters};
 use super::respond::{self, Body};
 use super::route::Target;
 
@@ -44,7 +44,7 @@ pub(super) async fn answer(
     target: &Target,
     subresource: &Subresource,
 ) -> Result<Response<Body>, ApiError> {
-    if needs_create(verb, subresource.name) {
+    if request::needs_create(verb, subresource.name) {
         context.authorize(&attributes("create", target, None))?;
     }
     let hub = &context.server.hub;
@@ -81,12 +81,6 @@ pub(super) async fn answer(
         _ => None,
     };
     calls::open(context, node, asked, messages, &Begins { verb, target }).await
-}
-
-/// Whether a request needs the right to `create` besides that of its verb: a WebSocket opens a stream by a GET,
-/// and whoever may only read must not run commands. As upstream since 1.35.
-pub(super) fn needs_create(verb: &str, subresource: &str) -> bool {
-    verb == "get" && matches!(subresource, "attach" | "exec" | "portforward")
 }
 
 /// The subresource of nodes whose right suffices for this path of a node's API, as in a kubelet; `None` if
