@@ -7,6 +7,7 @@
 //! (`kubelet_api`), which calls are accepted (core), where the process runs (`kedge_platform::workloads`).
 
 use crate::http1;
+use crate::identity::in_use;
 use crate::kubelet_api::node::{Node, Stream};
 use crate::net::credentials::ApiOptions;
 use crate::options::{AgentOptions, Places, SessionOptions};
@@ -170,14 +171,15 @@ async fn serve(options: SessionOptions) -> Result<(), CommandError> {
     let (call, server) =
         call.split_once('@').map_or((&*call, None), |(call, url)| (call, ApiServer::of_url(url)));
     let path = format!("/apis/kedge.dev/v1/nodes/{node_name}/calls/{call}");
-    let (stream, peer) = take(kubeconfig, server.as_slice(), &path).await?;
+    let own = in_use::folder(&agent.places.root_dir);
+    let (stream, peer) = take((kubeconfig, own), server.as_slice(), &path).await?;
     let node = Arc::new(Node { agent });
     kubelet_api::serve_seen(stream, peer, node).await.map_err(|error| failed("serve the hub", error))
 }
 
 /// Dials the hub and accepts the call: from then on the hub sends the request.
 async fn take(
-    kubeconfig: std::path::PathBuf,
+    (kubeconfig, own): (std::path::PathBuf, std::path::PathBuf),
     servers: &[ApiServer],
     path: &str,
 ) -> Result<(Box<dyn Stream>, Option<Peer>), CommandError> {
@@ -187,7 +189,7 @@ async fn take(
         let wall = clocks.wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         wall.max(kedge_api::EARLIEST_NOW)
     });
-    let options = ApiOptions { kubeconfig, clock, proxies: ProxyEnvironment::of_process() };
+    let options = ApiOptions { kubeconfig, own: Some(own), clock, proxies: ProxyEnvironment::of_process() };
     let api = Api::open_with_servers(options, servers)
         .map_err(|error| failed("read the kubeconfig", crate::errors::chain(&error)))?;
     let dialled = tokio::task::spawn_blocking(move || api.stream("session").dial(DIAL)).await;

@@ -5,6 +5,7 @@
 //! that names it. Leaves to others: the range of such a field (core), reading files (`local_config`).
 
 use crate::help;
+use crate::identity::{in_use, store};
 use crate::images::DEFAULT_PRELOADED;
 use crate::join::discovery;
 use crate::options::{
@@ -591,14 +592,18 @@ impl Raw {
         if let Some(name) = &node_name {
             check_node_name(name)?;
         }
+        let mut file = |flag| self.text(flag).map(PathBuf::from);
+        let (kubeconfig, bootstrap) = (file("kubeconfig"), file("bootstrap-kubeconfig"));
+        let kubeconfig = kubeconfig.filter(|path| !path.as_os_str().is_empty());
+        // where a node has an API server, a token may come later
+        let default = kubeconfig.is_some().then(|| service::BOOTSTRAP_KUBECONFIG.into());
+        let bootstrap_kubeconfig = bootstrap.or(default).filter(|path| !path.as_os_str().is_empty());
+        let generated = in_use::folder(&places.root_dir).join(store::KUBECONFIG);
         Ok(AgentOptions {
             places,
             local,
-            kubeconfig: self.text("kubeconfig").filter(|file| !file.is_empty()).map(PathBuf::from),
-            bootstrap_kubeconfig: self
-                .text("bootstrap-kubeconfig")
-                .filter(|file| !file.is_empty())
-                .map(PathBuf::from),
+            kubeconfig: kubeconfig.or(bootstrap_kubeconfig.is_some().then_some(generated)),
+            bootstrap_kubeconfig,
             node_name,
             dynamic_config: self.dynamic_config.unwrap_or(true),
             node_labels: self.node_labels,

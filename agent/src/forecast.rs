@@ -65,6 +65,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         health: Arc::new(DiskHealth::default()),
         server: KnownServer::default(),
         state_places: Default::default(),
+        credential: None,
         quota: Quota::default(),
         runtime: None,
         read_only: Some("a forecast changes nothing".into()),

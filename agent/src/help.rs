@@ -174,7 +174,8 @@ Usage: kedge agent [FLAGS]
 
 API server:
   --kubeconfig FILE            address and credentials of the API server; without it the local configuration runs
-  --bootstrap-kubeconfig FILE  address and token for a first certificate, while there is none (kedge join writes it)
+  --bootstrap-kubeconfig FILE  address and token with which a node without a certificate asks for one
+                               (default /etc/kedge/bootstrap-kubeconfig beside --kubeconfig; neither needs to exist)
   --hostname-override NAME     name of the Node (default: the one that the kubeconfig's certificate is for, else the
                                host's name, which stays the label kubernetes.io/hostname)
   --node-labels K=V,...        labels of the Node; of kubernetes.io and k8s.io only those that a node may set on itself

@@ -5,9 +5,11 @@
 //! used, and a machine called `raspberrypi` joins as the node that its kubeconfig is for. Leaves to others:
 //! the host's own name, which stays a label.
 
+use crate::identity::in_use;
 use crate::identity::x509::subject_name;
-use crate::net::kubeconfig::{self, Kubeconfig};
+use crate::net::kubeconfig::Kubeconfig;
 use kedge_api::NODE_USER_PREFIX;
+use kedge_platform::linux::read_named_file;
 use std::path::Path;
 use std::time::Duration;
 
@@ -40,11 +42,11 @@ pub(crate) fn of_kubeconfig(kubeconfig: &Kubeconfig) -> Option<String> {
 }
 
 /// The same for a file; `None` if it is missing, unusable, or its disk does not answer.
-pub(crate) fn of_file(path: &Path) -> Option<String> {
+pub(crate) fn of_file(path: &Path, own: Option<&Path>) -> Option<String> {
     let (done, read) = crate::queue::sync_channel(1);
-    let path = path.to_owned();
+    let (path, own) = (path.to_owned(), own.map(Path::to_owned));
     let reading = std::thread::Builder::new().name("kubeconfig".into()).spawn(move || {
-        let loaded = kubeconfig::load(&path).ok();
+        let loaded = in_use::load(&path, own.as_deref(), &read_named_file).ok();
         let _ = done.send(loaded.as_ref().and_then(of_kubeconfig));
     });
     reading.ok()?;
@@ -80,7 +82,7 @@ mod tests {
         let scratch = kedge_rig::Scratch::new("node-name").unwrap();
         let check = |user: &str, expect: Option<&str>| {
             let path = scratch.write("kubeconfig", crate::join::bootstrap::tests::kubeconfig(user));
-            assert_eq!(of_file(&path).as_deref(), expect, "{user}");
+            assert_eq!(of_file(&path, None).as_deref(), expect, "{user}");
         };
         check("system:node:edge-7", Some("edge-7"));
         check("system:node:", None);

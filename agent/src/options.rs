@@ -3,6 +3,7 @@
 //! Owns the types alone, so that a command does not depend on the parsing of its line. Leaves to others:
 //! reading and checking the line (`flags`).
 
+use crate::identity::{in_use, store};
 use crate::join::discovery::Pin;
 use crate::logs::lines::Stream;
 use kedge_api::Timestamp;
@@ -111,6 +112,12 @@ pub struct AgentOptions {
 }
 
 impl AgentOptions {
+    /// `--kubeconfig`, unless that is the one that the node makes when it joins.
+    pub(crate) fn given_kubeconfig(&self) -> Option<PathBuf> {
+        let generated = in_use::folder(&self.places.root_dir).join(store::KUBECONFIG);
+        self.kubeconfig.clone().filter(|path| *path != generated)
+    }
+
     /// The command line selects a local configuration, so a running agent's is not shown instead.
     pub fn names_local_files(&self) -> bool {
         self.service.is_none() && (self.local.config.is_some() || self.local.config_dir_must_exist)

@@ -8,6 +8,8 @@
 use crate::decommission;
 use crate::errors::chain;
 use crate::faults::Faults;
+use crate::identity::in_use;
+use crate::identity::store::Store;
 use crate::local::{self, Call, answers};
 use crate::net::known_server::KnownServer;
 use crate::net::servers::Servers;
@@ -355,12 +357,18 @@ impl Agent {
         layers.capacity = bounding(&host);
         let hostname = host.identity().hostname;
         let is_name_given = options.node_name.is_some();
+        let own = in_use::folder(&options.places.root_dir);
+        let of_file = |path: Option<&Path>, own| {
+            path.filter(|_| !is_name_given).and_then(|path| node_name::of_file(path, own))
+        };
+        let bootstrap = options.bootstrap_kubeconfig.as_deref();
         let credential =
-            options.kubeconfig.as_deref().filter(|_| !is_name_given).and_then(node_name::of_file);
+            of_file(options.kubeconfig.as_deref(), Some(&own)).or_else(|| of_file(bootstrap, None));
         let NodeName { name: node_name, is_credentials } =
             node_name::choose(options.node_name.as_deref(), credential, &hostname);
         crate::flags::check_node_name(&node_name).map_err(|error| AgentError::NodeName(error.to_string()))?;
         let session = crate::calls::words(&options, &node_name);
+        let given_kubeconfig = options.given_kubeconfig();
         let mut node_labels = options.node_labels;
         if is_credentials && kedge_api::names::label_value_complaint(&hostname).is_none() {
             node_labels.entry("kubernetes.io/hostname".to_owned()).or_insert(hostname);
@@ -402,6 +410,9 @@ impl Agent {
             let health = RuntimeHealth::of(settings.crun.program.clone());
             (settings, Arc::new(health))
         });
+        if options.kubeconfig.is_some() {
+            node.keep_identity();
+        }
         let handled = now(&clocks, &faults);
         let ready = Arc::new(AtomicBool::new(false));
         let (event_sender, events) = mpsc::channel(EVENTS);
@@ -425,8 +436,15 @@ impl Agent {
             bad_configs: None,
             bad_configs_unreadable: None,
             health: Arc::default(),
-            server: KnownServer::of(options.kubeconfig.clone(), servers.clone()),
+            server: KnownServer::of(options.kubeconfig.clone(), own.clone(), servers.clone()),
             state_places: (options.places.root_dir.clone(), vec![options.places.dynamic_config_dir.clone()]),
+            credential: options.kubeconfig.is_some().then(|| Store {
+                files: linux::files(&options.places.root_dir),
+                kubeconfig: given_kubeconfig,
+                bootstrap: options.bootstrap_kubeconfig.clone(),
+                node_name: node_name.clone(),
+                renamed: (!is_name_given).then(|| renamed.clone()),
+            }),
             quota: Quota::default(),
             runtime: runtime.as_ref().map(|(_, health)| health.clone()),
             read_only: claim.read_only(),
@@ -458,6 +476,8 @@ impl Agent {
             node_name,
             renamed: (!is_name_given).then(|| renamed.clone()),
             kubeconfig: options.kubeconfig,
+            own,
+            bootstrap: options.bootstrap_kubeconfig,
             clock: certificate_clock,
             servers,
             events: event_sender.clone(),
@@ -777,6 +797,7 @@ impl Agent {
                 let known = self.loops.pods(*action).map(|event| Event::Pods(Box::new(event)));
                 self.known.extend(known);
             }
+            Action::Identity(action) => self.loops.identity(*action),
             Action::TakeCall(call) => {
                 crate::calls::start(self.session.as_deref(), &call, self.loops.used_server());
             }

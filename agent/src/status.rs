@@ -23,6 +23,9 @@ pub(crate) fn text(status: &Value) -> String {
     list(status, "/server/problems")
         .iter()
         .for_each(|problem| line(&mut out, "problem", &problem_text(problem)));
+    if status["identity"].is_object() {
+        line(&mut out, "identity", &identity(&status["identity"]));
+    }
     let credential = status["server"]["credentialNode"].as_str();
     let conflict = node_name::conflict(word(status, "/node"), credential, word(status, "/server/kubeconfig"));
     if let Some(conflict) = conflict {
@@ -109,6 +112,22 @@ fn server(status: &Value) -> String {
         Some(secs) => format!("{url}{kind}, last answer {} ago", duration(secs)),
         None => format!("{url}{kind}, no answer yet"),
     }
+}
+
+/// The node's own credential.
+pub(crate) fn identity(report: &Value) -> String {
+    let mut parts = vec![word(report, "/state").to_owned()];
+    if let Some(number) = number(report, "/number") {
+        parts.push(format!("number {number}"));
+    }
+    for (name, field) in [("until", "/notAfter"), ("renewed after", "/renewsAfter")] {
+        let time = word(report, field);
+        if !time.is_empty() {
+            parts.push(format!("{name} {time}"));
+        }
+    }
+    let message = report["message"].as_str().map(|message| format!(": {message}"));
+    format!("{}{}", parts.join(", "), message.unwrap_or_default())
 }
 
 fn contact(status: &Value) -> String {
@@ -255,6 +274,18 @@ mod tests {
             )
         );
         assert!(!shown("edge-21").contains("name  "));
+    }
+
+    #[test]
+    fn identity_is_shown_with_what_it_waits_for() {
+        let valid = json!({"state": "valid", "number": 7, "notAfter": "2027-11-30T00:00:00Z",
+            "renewsAfter": "2027-09-01T00:00:00Z", "message": null});
+        assert_eq!(
+            identity(&valid),
+            "valid, number 7, until 2027-11-30T00:00:00Z, renewed after 2027-09-01T00:00:00Z"
+        );
+        let expired = json!({"state": "expired", "message": "Expired: needs a new bootstrap token"});
+        assert_eq!(identity(&expired), "expired: Expired: needs a new bootstrap token");
     }
 
     #[test]

@@ -173,6 +173,7 @@ fn requests_of_a_stream_share_connection_and_lookup() {
     let counted = Arc::clone(&lookups);
     let api = Api::open_with_lookup(
         ApiOptions {
+            own: None,
             kubeconfig: folder.join("kubeconfig"),
             clock: system_clock(),
             proxies: ProxyEnvironment::default(),
@@ -211,6 +212,7 @@ fn second_address_serves_where_the_first_only_accepts() {
         });
         let folder = Bench::with(&authority, &authority, "https://hub.test", "", system_clock()).folder;
         let options = ApiOptions {
+            own: None,
             kubeconfig: folder.join("kubeconfig"),
             clock: system_clock(),
             proxies: ProxyEnvironment::default(),
@@ -363,6 +365,7 @@ fn half_dead_server_is_given_up_at_the_deadline() {
     let (_keep, gone) = mpsc::channel::<()>();
     let gone = Mutex::new(gone);
     let options = ApiOptions {
+        own: None,
         kubeconfig: KubeconfigText {
             server: "https://hub.test".into(),
             roots: &authority,
@@ -595,7 +598,8 @@ fn rotated_token_is_used_at_once() {
         user: "tokenFile: token".to_owned(),
     }
     .write(&folder);
-    let options = ApiOptions { kubeconfig, clock: system_clock(), proxies: ProxyEnvironment::default() };
+    let options =
+        ApiOptions { kubeconfig, own: None, clock: system_clock(), proxies: ProxyEnvironment::default() };
     let bench = Bench::open(folder, options);
     let outcome = bench.client.request(&get("/x"));
     assert!(matches!(outcome, Err(NetError::Unsendable { .. })));
@@ -632,7 +636,8 @@ fn blocking_token_file_delays_no_request() {
         user: "tokenFile: token".to_owned(),
     }
     .write(&folder);
-    let options = ApiOptions { kubeconfig, clock: system_clock(), proxies: ProxyEnvironment::default() };
+    let options =
+        ApiOptions { kubeconfig, own: None, clock: system_clock(), proxies: ProxyEnvironment::default() };
     let slow = SlowFile::new("token");
     let api = Api::open_with_files(options, slow.reader()).unwrap();
     let bench = Bench { folder, client: api.stream("test"), api };
@@ -739,6 +744,7 @@ fn server_that_does_not_answer_is_left_for_the_next() {
     // nothing listens on the port of a listener that is gone
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let options = ApiOptions {
+        own: None,
         kubeconfig: bench.folder.join("kubeconfig"),
         clock: system_clock(),
         proxies: ProxyEnvironment::default(),
@@ -818,6 +824,7 @@ fn kubeconfig_changed_while_read_is_read_again() {
     let slow = SlowFile::new("node.key");
     slow.hold();
     let options = ApiOptions {
+        own: None,
         kubeconfig: folder.join("kubeconfig"),
         clock: system_clock(),
         proxies: ProxyEnvironment::default(),
@@ -871,7 +878,8 @@ fn proxy_tunnels_tls() {
         };
         let kubeconfig = folder.join("kubeconfig");
         let lookup = Arc::new(|_: &str, _: u16| Err(std::io::ErrorKind::NotFound.into()));
-        Api::open_with_lookup(ApiOptions { kubeconfig, clock: system_clock(), proxies }, lookup).unwrap()
+        Api::open_with_lookup(ApiOptions { kubeconfig, own: None, clock: system_clock(), proxies }, lookup)
+            .unwrap()
     };
     assert_shown(&open(None).stream("test").request(&get("/x")), "200 through");
     assert_shown(&open(Some("hub.test")).stream("test").request(&get("/x")), "look up hub.test: ");
@@ -932,6 +940,7 @@ fn cancelled_request_ends_wherever_it_waits() {
     let asked = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&asked);
     let options = ApiOptions {
+        own: None,
         kubeconfig: folder.join("kubeconfig"),
         clock: system_clock(),
         proxies: ProxyEnvironment::default(),

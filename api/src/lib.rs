@@ -65,6 +65,9 @@ pub const DECOMMISSION_ANNOTATION: &str = "kedge.dev/decommission";
 pub const DECOMMISSIONED: &str = "Decommissioned";
 /// The annotation with the API server that a node uses, if its configuration names several.
 pub const SERVER_ANNOTATION: &str = "kedge.dev/server";
+/// The annotation by which an administrator has a node's certificate exchanged: a number; certificates up to
+/// this issue number are. On our hub a node may not write it.
+pub const ROTATE_ANNOTATION: &str = "kedge.dev/rotate";
 /// The condition that shows which configuration a node uses and whether it is the requested one.
 pub const CONFIG_OK: &str = "ConfigOK";
 /// The condition that shows whether the disk with the node's state has stopped responding. A node without

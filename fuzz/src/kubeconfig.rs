@@ -175,6 +175,7 @@ fn load(path: &std::path::Path) {
         }
     }
     let options = ApiOptions {
+        own: None,
         kubeconfig: path.to_owned(),
         clock: system_clock(),
         proxies: ProxyEnvironment::default(),

@@ -185,8 +185,12 @@ impl Stage {
                 "current-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nclusters:\n- name: k\n  cluster: {{server: 'https://{server}', certificate-authority: ca.crt{more}}}\nusers: [{{name: u, user: {{token: a-token}}}}]\n"
             );
             fs::write(&path, text).expect("the scratch folder is ours");
-            let options =
-                ApiOptions { kubeconfig: path, clock: system_clock(), proxies: ProxyEnvironment::default() };
+            let options = ApiOptions {
+                kubeconfig: path,
+                own: None,
+                clock: system_clock(),
+                proxies: ProxyEnvironment::default(),
+            };
             Api::open(options).expect("the kubeconfig is ours")
         };
         let direct = api("direct", "");

@@ -11,6 +11,7 @@
 pub mod board;
 mod checks;
 pub mod containers;
+pub mod credential;
 pub mod disk;
 pub mod hub;
 pub mod node;

@@ -8,6 +8,7 @@ use crate::HEADER;
 use crate::board::Board;
 use crate::checks::{self, Asked};
 use crate::containers::Containers;
+use crate::credential::Credential;
 use crate::disk::Disk;
 use crate::hub::Hub;
 use crate::watch::{News, Watch};
@@ -133,6 +134,8 @@ pub struct Node {
     pub process: Option<Process>,
     /// `None` if it runs no pods.
     pub containers: Option<Containers>,
+    /// `None` if it needs none.
+    pub credential: Option<Credential>,
     pub seen: Vec<Seen>,
     pub log: Vec<String>,
     /// Number of complete ConfigMaps that the agent has read.
@@ -167,6 +170,7 @@ impl Node {
             removals: 0,
             process: None,
             containers: None,
+            credential: None,
             seen: Vec::new(),
             log: Vec::new(),
             downloads: 0,
@@ -193,6 +197,7 @@ impl Node {
             facts: self.facts.clone(),
             process: self.process.as_ref().map(Process::fork),
             containers: self.containers.clone(),
+            credential: self.credential.clone(),
             seen: Vec::new(),
             log: Vec::new(),
             ..*self
@@ -272,6 +277,10 @@ impl Node {
         if let Some(containers) = self.containers.as_mut().filter(|_| serves) {
             [Some(&mut node), twin.as_mut()].into_iter().flatten().for_each(Core::serve_pods);
             containers.new_process();
+        }
+        if let Some(credential) = &mut self.credential {
+            [Some(&mut node), twin.as_mut()].into_iter().flatten().for_each(Core::keep_identity);
+            credential.order = None;
         }
         self.starts += 1;
         self.board.begin_run();
@@ -386,6 +395,11 @@ impl Node {
             }
             Action::EndConfigMapWatch => (process.map_watch, process.watched) = (None, None),
             Action::TakeCall(_) => unreachable!("the hub of this world calls no node"),
+            Action::Identity(order) => {
+                let credential = self.credential.as_mut().expect("this node has no credential");
+                assert!(credential.order.is_none(), "a second order about the credential");
+                credential.order = Some(*order);
+            }
             Action::WatchPods(order) => {
                 assert!(order.round > process.pods_round, "a round twice");
                 process.pods_round = order.round;
@@ -479,6 +493,21 @@ impl Node {
         } else {
             return false;
         }
+        true
+    }
+
+    fn wall_secs(&self) -> u64 {
+        u64::try_from(self.board.wall_micros()).unwrap_or_default() / 1_000_000
+    }
+
+    /// Performs the order about the credential. Returns whether there was one.
+    fn do_credential(&mut self) -> bool {
+        let (wall, link) = (self.wall_secs(), self.link);
+        let credential = self.credential.as_mut().filter(|_| self.process.is_some());
+        let Some(event) = credential.and_then(|credential| credential.perform(wall, link)) else {
+            return false;
+        };
+        self.handle(Event::Identity(Box::new(event)));
         true
     }
 
@@ -699,9 +728,22 @@ impl Node {
             return false;
         }
         let link = self.link;
-        let down = || (!link).then(|| Answer::Failed("connection refused".into()));
+        let wall = self.wall_secs();
+        let is_refused = self.credential.as_ref().is_some_and(|credential| credential.is_refused(wall));
+        let unauthorized = || Answer::Refused {
+            status: 401,
+            reason: "Unauthorized".into(),
+            message: "Unauthorized".into(),
+            retry_after: None,
+        };
+        let down = || match link {
+            false => Some(Answer::Failed("connection refused".into())),
+            true => is_refused.then(unauthorized),
+        };
+        let link = link && !is_refused;
         self.do_step()
             || self.do_leaving()
+            || self.do_credential()
             || self.do_facts()
             || self.do_pods()
             || self.do_request(hub, down())

@@ -14,6 +14,7 @@ use crate::config::running::Forgiveness;
 use crate::config::start::{self, Facts, Parsed, Started};
 use crate::contact::{Contact, KUBECONFIG_LINE};
 use crate::event::{Action, Collection, Event, Request, RequestKey};
+use crate::identity::actor::{IdentityActor, Wishes};
 use crate::kubelet::error::ConfigError;
 use crate::kubelet::{self, Effective};
 use crate::node::calls::Calls;
@@ -65,6 +66,8 @@ struct Actors {
     decommissioning: Decommissioning,
     /// `None` on a node without a runtime.
     pods: Option<Box<PodsActor>>,
+    /// `None` on a node without an API server.
+    identity: Option<Box<IdentityActor>>,
     contact: Contact,
     is_hub: Option<bool>,
     /// Number of the present server: the servers that the kubeconfig has named are counted.
@@ -83,6 +86,7 @@ pub struct Core {
     phase: Phase,
     stop_before_start: Option<String>,
     serves_pods: bool,
+    keeps_identity: bool,
 }
 
 impl Core {
@@ -104,13 +108,26 @@ impl Core {
             wall: now.wall,
         };
         let jitter = Jitter::new(options.seed);
-        Ok(Self { options, facts, jitter, phase: Phase::New, stop_before_start: None, serves_pods: false })
+        Ok(Self {
+            options,
+            facts,
+            jitter,
+            phase: Phase::New,
+            stop_before_start: None,
+            serves_pods: false,
+            keeps_identity: false,
+        })
     }
 
     /// Containers can run here. Call it before `Event::Start`; otherwise the agent sends no requests about
     /// pods.
     pub fn serve_pods(&mut self) {
         self.serves_pods = true;
+    }
+
+    /// The node has a credential, or a token for one. Call it before `Event::Start`.
+    pub fn keep_identity(&mut self) {
+        self.keeps_identity = true;
     }
 
     /// Takes one event; appends the actions it leads to.
@@ -233,6 +250,7 @@ impl Core {
         let (options, jitter) = (&self.options, &mut self.jitter);
         let mut turn = Turn { now, options, jitter, outbox: &mut outbox, actions };
         let mut actors = Actors::new(started, self.facts.clone(), self.serves_pods, &mut turn);
+        actors.identity = self.keeps_identity.then(|| Box::new(IdentityActor::new(now.mono)));
         if let Some(why) = self.stop_before_start.take() {
             actors.config.configuration.stop(&why);
         }
@@ -272,6 +290,7 @@ impl Actors {
             calls: Calls::new(turn.now.mono),
             decommissioning: Decommissioning::new(turn.options.decommission.clone()),
             pods,
+            identity: None,
             contact: Contact::new(turn.now),
             is_hub: None,
             server: 0,
@@ -357,6 +376,11 @@ impl Actors {
                     pods.receive(*event, turn);
                 }
             }
+            Event::Identity(event) => {
+                if let Some(identity) = &mut self.identity {
+                    identity.take(*event, turn);
+                }
+            }
             Event::Heard { server, event } => self.heard_from(server, *event, turn),
             Event::DecommissionNoted(done) => {
                 if let Some(why) = self.decommissioning.noted(done, turn) {
@@ -395,6 +419,7 @@ impl Actors {
         self.config.server_changed(turn);
         turn.log(Level::Info, "another API server is used: the agent forgets what it read from the old one");
         self.node.server_changed(turn);
+        self.identity.iter_mut().for_each(|identity| identity.server_changed(turn.now.mono));
         if let Some(pods) = &mut self.pods {
             pods.server_changed(turn);
         }
@@ -502,6 +527,13 @@ impl Actors {
 
     fn heard(&mut self, answer: &Answer, turn: &mut Turn) {
         self.is_out |= matches!(answer, Answer::Failed(_));
+        if let Some(identity) = &mut self.identity {
+            match answer {
+                Answer::Accepted(_) => identity.heard(turn.now.mono, None),
+                Answer::Refused { status, .. } => identity.heard(turn.now.mono, Some(*status)),
+                Answer::Failed(_) => {}
+            }
+        }
         if answer.is_contact() {
             self.reached(turn);
         }
@@ -632,6 +664,7 @@ impl Actors {
         self.heartbeat.refresh_facts(self.config.config(), turn);
         self.heartbeat.pods_held(self.config.configuration.hold().as_ref());
         self.decommission(turn);
+        self.renew_identity(turn);
         self.offer_requests(turn);
         if let Some(pods) = &mut self.pods {
             let around = Around {
@@ -674,6 +707,29 @@ impl Actors {
         }
     }
 
+    fn renew_identity(&mut self, turn: &mut Turn) {
+        let Some(identity) = &mut self.identity else { return };
+        let rotate = self
+            .node
+            .node()
+            .and_then(|node| node.metadata.annotations.get(api::ROTATE_ANNOTATION)?.parse().ok());
+        let wishes = Wishes {
+            renews: self.config.config().rotates_certificates,
+            gives_numbers: self.is_hub == Some(true),
+            rotate,
+        };
+        identity.decide(wishes, turn);
+        let has_news = std::mem::take(&mut identity.has_news);
+        for notice in std::mem::take(&mut identity.notices) {
+            self.events.publish(notice, turn);
+        }
+        if has_news {
+            // requests that wait since the server refused them need not
+            self.is_out = true;
+            self.reached(turn);
+        }
+    }
+
     /// Puts the wanted requests into the outbox. Those of one moment leave in this order.
     fn offer_requests(&mut self, turn: &mut Turn) {
         turn.offer(RequestKey::Version, |_| self.is_hub.is_none().then_some(Request::Version));
@@ -710,6 +766,7 @@ impl Actors {
             self.heartbeat.next_deadline(now, is_there, outbox),
             self.calls.next_deadline(),
             self.decommissioning.next_deadline(now.mono),
+            self.identity.as_ref().and_then(|identity| identity.next_deadline()),
             outbox.next_deadline(now),
         ]
         .into_iter()
@@ -727,6 +784,7 @@ impl Actors {
             storage: self.heartbeat.storage_report(),
             contact: self.contact.report(now),
             ready: self.heartbeat.ready_report(),
+            identity: self.identity.as_ref().map(|identity| identity.report()),
             status_posts: self.heartbeat.posts,
             registered: self.node.node().is_some(),
             server_is_hub: self.is_hub,

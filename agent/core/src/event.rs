@@ -5,6 +5,7 @@
 
 use crate::answer::{Answer, Level};
 use crate::config::records::{CheckpointName, Read};
+use crate::identity::{IdentityAction, IdentityEvent};
 use crate::kubelet::Effective;
 use crate::node::decommission::Decommission;
 use crate::node::facts::HostFacts;
@@ -64,6 +65,8 @@ pub enum Event {
     Reset,
     /// Events of the pods' runtime, images and files, and answers to [`Action::Pods`].
     Pods(Box<PodEvent>),
+    /// Answers to [`Action::Identity`].
+    Identity(Box<IdentityEvent>),
     /// This came from the API server of that number: the servers that the kubeconfig has named are counted.
     /// Events of an earlier one are dropped; with the first of a later one, all facts from the earlier are
     /// forgotten.
@@ -142,6 +145,8 @@ pub enum Action {
     EndPodsWatch,
     /// An order of the pods' actor for the runtime, the images or the disk: never one for the API server.
     Pods(Box<PodAction>),
+    /// An order about the node's own credential.
+    Identity(Box<IdentityAction>),
     /// Start a session that accepts the call with this id.
     TakeCall(String),
     /// Record durably which images pods need, for commands that remove others.

@@ -17,6 +17,7 @@ mod contact;
 mod event;
 #[cfg(test)]
 mod extremes;
+pub mod identity;
 pub mod images;
 pub mod kubelet;
 mod node;
@@ -48,7 +49,8 @@ pub use node::facts::{HardwareWatchdog, HostFacts, ImageState, PodNetworks, Runt
 pub use node::status::{allocatable_memory, kubelet_version};
 pub use options::Options;
 pub use report::{
-    AnotherMachine, BadReport, ConditionReport, ConfigReport, LeaseReport, Report, StorageReport,
+    AnotherMachine, BadReport, ConditionReport, ConfigReport, IdentityReport, LeaseReport, Report,
+    StorageReport,
 };
 pub use watching::{ObjectVersion, WatchEnd, WatchFailure, WatchOrder, Watched};
 pub use writes::{Outcome, Step};

@@ -31,6 +31,8 @@ pub struct Report {
     pub contact: ContactReport,
     /// The Node's condition Ready, as this agent reports it.
     pub ready: ConditionReport,
+    /// The node's own credential; null on a node without an API server.
+    pub identity: Option<IdentityReport>,
     /// Status patches accepted since the start.
     pub status_posts: u64,
     /// The Node exists.
@@ -160,6 +162,25 @@ pub struct StorageReport {
     pub bytes: u64,
     pub available_bytes: u64,
     pub available_inodes: u64,
+}
+
+/// The credential's part of a report.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IdentityReport {
+    /// none, requesting, waiting, denied, valid or expired.
+    pub state: &'static str,
+    /// Serial number of the certificate in use.
+    pub serial: Option<String>,
+    /// Its number at our hub.
+    pub number: Option<u64>,
+    pub not_after: Option<String>,
+    /// When it is renewed at the earliest.
+    pub renews_after: Option<String>,
+    /// The CertificateSigningRequest under way.
+    pub request: Option<String>,
+    /// What it waits for, or why it does not go on.
+    pub message: Option<String>,
 }
 
 /// The Lease's part of a report.

@@ -45,11 +45,29 @@ pub fn run(options: &AgentOptions, output: Output) -> bool {
     if options.kubeconfig.is_none() {
         options.kubeconfig = running.status["server"]["kubeconfig"].as_str().map(Into::into);
     }
+    tell(identity(&running.status["identity"]).into_iter().collect());
     server::check(&options, running.status["node"].as_str(), &mut tell);
     if output == Output::Json {
         output::print(serde_json::to_string_pretty(&findings).expect("findings can be written"));
     }
     findings.iter().all(|finding| finding.level != Level::Fail)
+}
+
+/// The running agent's own word about its credential.
+fn identity(report: &serde_json::Value) -> Option<Finding> {
+    let state = report["state"].as_str()?;
+    let found = crate::status::identity(report);
+    Some(match state {
+        "valid" if report["message"].is_null() => Finding::ok("identity", found),
+        "none" if report["message"].is_null() => return None,
+        "expired" => {
+            let advice =
+                "a hub lets it back in if its key is the newest; else make a token: kedge-hub token create";
+            Finding::fail("identity", found, advice)
+        }
+        "denied" => Finding::fail("identity", found, "approve its next request, or make another token"),
+        _ => Finding::warn("identity", found, "approve the request: kubectl certificate approve NAME"),
+    })
 }
 
 fn text(finding: &Finding) -> String {

@@ -5,11 +5,11 @@
 use crate::doctor::finding;
 use crate::doctor::finding::{Finding, within};
 use crate::errors::chain;
-use crate::identity::certificate;
+use crate::identity::{certificate, in_use};
 use crate::net::client::{Api, Client, MERGE_PATCH, Request};
 use crate::net::credentials::ApiOptions;
 use crate::net::error::NetError;
-use crate::net::kubeconfig::{self, Kubeconfig};
+use crate::net::kubeconfig::Kubeconfig;
 use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::{WallClock, plain, tls_config, tls_error_in};
 use crate::node_name;
@@ -18,7 +18,7 @@ use crate::status::duration;
 use kedge_api as api;
 use kedge_core::config::source::{RequestedSource, requested_source};
 use kedge_platform::HostFacts as _;
-use kedge_platform::linux::{LinuxHost, Roots};
+use kedge_platform::linux::{LinuxHost, Roots, read_named_file};
 use rustls::{CertificateError, ClientConnection};
 use serde_json::{Value, json};
 use std::fs;
@@ -46,8 +46,10 @@ pub(super) fn check(options: &AgentOptions, running: Option<&str>, tell: Tell<'_
         let advice = "the local configuration alone runs; kedge doctor --kubeconfig FILE looks at a server";
         return tell(vec![Finding::warn("kubeconfig", "no --kubeconfig is given", advice)]);
     };
-    let read = path.clone();
-    let Some(loaded) = within(LIMIT, move || kubeconfig::load(&read)) else {
+    let (read, own) = (path.clone(), in_use::folder(&options.places.root_dir));
+    let folder = own.clone();
+    let load = move || in_use::load(&read, Some(&folder), &read_named_file);
+    let Some(loaded) = within(LIMIT, load) else {
         return tell(vec![not_read(&path)]);
     };
     let kubeconfig = match loaded {
@@ -82,12 +84,13 @@ pub(super) fn check(options: &AgentOptions, running: Option<&str>, tell: Tell<'_
         return;
     }
     let found = not_read(&path);
-    let client =
-        match within(LIMIT, move || Api::open(ApiOptions { kubeconfig: path, clock: clock(), proxies })) {
-            Some(Ok(api)) => api.stream("doctor"),
-            Some(Err(error)) => return tell(vec![unusable(&chain(&error))]),
-            None => return tell(vec![found]),
-        };
+    let client = match within(LIMIT, move || {
+        Api::open(ApiOptions { kubeconfig: path, own: Some(own), clock: clock(), proxies })
+    }) {
+        Some(Ok(api)) => api.stream("doctor"),
+        Some(Err(error)) => return tell(vec![unusable(&chain(&error))]),
+        None => return tell(vec![found]),
+    };
     let Some(is_hub) = version(&client, tell) else { return };
     if is_another.is_none() {
         rights(&client, &node, is_hub, tell);

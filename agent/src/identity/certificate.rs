@@ -1,13 +1,48 @@
-//! The validity of an X.509 certificate (RFC 5280 section 4.1).
+//! The fields that a node reads of an X.509 certificate (RFC 5280 section 4.1).
 //!
 //! Always holds: no input panics; the result for an unreadable certificate is `None`. Leaves verification to
 //! rustls.
 
+use crate::identity::x509::hex;
 use crate::net::date::days_since_1970;
+use kedge_core::identity::Certificate;
+use ring::digest::{SHA256, digest};
+use std::time::Duration;
 
 /// The end of the validity of a DER certificate, in seconds since 1970.
 pub(crate) fn not_after(der: &[u8]) -> Option<u64> {
     validity(der).map(|(_, end)| end)
+}
+
+/// What a node knows of a DER certificate of its own.
+pub(crate) fn facts(der: &[u8]) -> Option<Certificate> {
+    let (SEQUENCE, certificate, _) = value(der)? else { return None };
+    let (SEQUENCE, mut fields, _) = value(certificate)? else { return None };
+    if let (EXPLICIT_VERSION, _, rest) = value(fields)? {
+        fields = rest;
+    }
+    let (_, serial, fields) = value(fields)?;
+    let algorithm = value(fields)?;
+    let (_, issuer, fields) = value(algorithm.2)?;
+    let validity_and_on = value(fields)?;
+    let key = value(validity_and_on.2)?.2;
+    let after_key = value(key)?.2;
+    let key = &key[..key.len() - after_key.len()];
+    let (begin, not_after) = validity(der)?;
+    let known = kedge_api::serial::read(serial);
+    let issued = known.and_then(|known| u64::try_from(known.issued_micros).ok()).map(Duration::from_micros);
+    let digest_of = |bytes: &[u8]| hex(digest(&SHA256, bytes).as_ref());
+    Some(Certificate {
+        serial: hex(serial),
+        number: known.map_or(0, |known| known.number),
+        // those of our hub are valid from 1970 on
+        issued: issued.map_or(begin, |issued| issued.as_secs().max(begin)),
+        not_after,
+        key: digest_of(key),
+        id: digest_of(der),
+        issuer: digest_of(issuer),
+        replaces: None,
+    })
 }
 
 /// Beginning and end of the validity of a DER certificate, in seconds since 1970.
@@ -70,6 +105,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn facts_of_a_certificate_are_read() {
+        let pem = crate::identity::x509::new_key().unwrap();
+        let key = rcgen::KeyPair::from_pem(&pem).unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.serial_number = Some(vec![0x42, 7].into());
+        let der = params.self_signed(&key).unwrap().der().to_vec();
+        let found = facts(&der).unwrap();
+        assert_eq!((found.serial.as_str(), found.number), ("4207", 0));
+        let own = <rustls::pki_types::PrivateKeyDer<'_> as rustls::pki_types::pem::PemObject>::from_pem_slice(
+            pem.as_bytes(),
+        );
+        let own = crate::identity::x509::public_key_of(&own.unwrap()).unwrap();
+        assert_eq!(found.key, hex(digest(&SHA256, &own).as_ref()));
+        assert_eq!(validity(&der), Some((found.issued, found.not_after)));
+    }
+
+    #[test]
     fn end_of_validity_is_read() {
         let mut params = rcgen::CertificateParams::new(vec!["hub".into()]).unwrap();
         let key = rcgen::KeyPair::generate().unwrap();
@@ -80,9 +132,11 @@ mod tests {
             // cut or flipped anywhere, it does not panic
             for at in 0..der.len() {
                 not_after(&der[..at]);
+                facts(&der[..at]);
                 let mut flipped = der.clone();
                 flipped[at] ^= 0xff;
                 not_after(&flipped);
+                facts(&flipped);
             }
         }
     }

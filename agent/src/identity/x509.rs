@@ -1,5 +1,5 @@
-//! The few structures of X.509 that the port needs, in DER (RFC 5280, 5915): a self-signed certificate and
-//! a request to write, and the subject of a certificate to read.
+//! The few structures of X.509 that a node needs, in DER (RFC 5280, 5915): a self-signed certificate and
+//! requests to write, and the subject of a certificate to read.
 //!
 //! Always holds: no input panics; an unreadable subject counts as missing. Leaves verification to rustls.
 
@@ -142,25 +142,57 @@ pub(crate) fn new_key() -> Result<String, ring::error::Unspecified> {
 /// A request in PEM (PKCS 10) for a certificate of a node's server, and its name, which is derived from the
 /// key; `None` if the key is not one of ours.
 pub(crate) fn request(node: &str, names: &Names, key: &[u8]) -> Option<(String, String)> {
-    let random = SystemRandom::new();
-    let PrivateKeyDer::Pkcs8(pkcs8) = PrivateKeyDer::from_pem_slice(key).ok()? else { return None };
-    let key =
-        EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, pkcs8.secret_pkcs8_der(), &random).ok()?;
+    let key = ours(&PrivateKeyDer::from_pem_slice(key).ok()?)?;
+    let attribute = sequence(&[&one(OBJECT_ID, EXTENSION_REQUEST), &one(SET, &extensions(names))]);
+    let request = request_of(&node_subject(node), &attribute, &key)?;
+    let digest = ring::digest::digest(&ring::digest::SHA256, key.public_key().as_ref());
+    Some((format!("kedge-serving-{}", hex(&digest.as_ref()[..10])), request))
+}
+
+/// A request in PEM (PKCS 10) for the node's own certificate, and its name; `None` if the key is not one of
+/// ours. The name is derived from the key and `salt`: the same request again has the same name.
+pub(crate) fn client_request(node: &str, key: &PrivateKeyDer<'_>, salt: &str) -> Option<(String, String)> {
+    let key = ours(key)?;
+    let subject = node_subject(node);
+    let request = request_of(&subject, &[], &key)?;
+    let named = [&public_key(&key), &subject, b"client".as_slice(), salt.as_bytes()].concat();
+    let digest = ring::digest::digest(&ring::digest::SHA256, &named);
+    Some((format!("node-csr-{}", hex(&digest.as_ref()[..20])), request))
+}
+
+/// The SubjectPublicKeyInfo of a key, if it is one of ours.
+pub(crate) fn public_key_of(key: &PrivateKeyDer<'_>) -> Option<Vec<u8>> {
+    Some(public_key(&ours(key)?))
+}
+
+fn ours(key: &PrivateKeyDer<'_>) -> Option<EcdsaKeyPair> {
+    let PrivateKeyDer::Pkcs8(pkcs8) = key else { return None };
+    let (der, random) = (pkcs8.secret_pkcs8_der(), SystemRandom::new());
+    EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, der, &random).ok()
+}
+
+/// The subject of a node's certificate.
+fn node_subject(node: &str) -> Vec<u8> {
     let part = |sort: &[u8], text: &str| {
         one(SET, &sequence(&[&one(OBJECT_ID, sort), &one(UTF8_STRING, text.as_bytes())]))
     };
-    let subject = sequence(&[
+    sequence(&[
         &part(ORGANIZATION, kedge_api::NODE_GROUP),
         &part(COMMON_NAME, &format!("{}{node}", kedge_api::NODE_USER_PREFIX)),
-    ]);
-    let attribute = sequence(&[&one(OBJECT_ID, EXTENSION_REQUEST), &one(SET, &extensions(names))]);
-    let to_sign =
-        sequence(&[&one(INTEGER, &[0]), &subject, &public_key(&key), &one(EXPLICIT_VERSION, &attribute)]);
-    let signature = key.sign(&random, &to_sign).ok()?;
+    ])
+}
+
+/// A request in PEM (PKCS 10).
+fn request_of(subject: &[u8], attributes: &[u8], key: &EcdsaKeyPair) -> Option<String> {
+    let attributes = one(EXPLICIT_VERSION, attributes);
+    let to_sign = sequence(&[&one(INTEGER, &[0]), subject, &public_key(key), &attributes]);
+    let signature = key.sign(&SystemRandom::new(), &to_sign).ok()?;
     let request = sequence(&[&to_sign, &algorithm(), &bits(signature.as_ref())]);
-    let digest = ring::digest::digest(&ring::digest::SHA256, key.public_key().as_ref());
-    let hex: String = digest.as_ref()[..10].iter().map(|byte| format!("{byte:02x}")).collect();
-    Some((format!("kedge-serving-{hex}"), pem("CERTIFICATE REQUEST", &request)))
+    Some(pem("CERTIFICATE REQUEST", &request))
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn extensions(names: &Names) -> Vec<u8> {
@@ -215,7 +247,7 @@ fn one(tag: u8, content: &[u8]) -> Vec<u8> {
     der
 }
 
-fn pem(label: &str, der: &[u8]) -> String {
+pub(crate) fn pem(label: &str, der: &[u8]) -> String {
     let text = BASE64_STANDARD.encode(der);
     let mut pem = format!("-----BEGIN {label}-----\n");
     for line in text.as_bytes().chunks(64) {

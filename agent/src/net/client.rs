@@ -47,6 +47,9 @@ pub const MAX_STATUS_BYTES: usize = 64 * 1024;
 /// more. Below the size of the buffer: ureq takes a full buffer for an end of the connection.
 const MAX_HEAD_BYTES: usize = BUFFER_BYTES / 2;
 
+/// How long the connection of renewals stays with the certificate before, when there is a new one.
+const LEASE_IS_LAST: Duration = Duration::from_secs(10 * 60);
+
 /// Longest that an idle connection is kept. Status goes out every 5 minutes, and the kernel's keepalive (104
 /// bytes each 75 s) costs less than a resumed handshake (over 1 KB).
 const MAX_IDLE: Duration = Duration::from_secs(10 * 60);
@@ -613,10 +616,19 @@ impl Client {
         Ok((reader, asked, date_unix_secs))
     }
 
-    fn agent(&self, access: &Access) -> Agent {
+    /// `may_wait`: a connection with the credential before will do.
+    fn agent(&self, access: &Access, may_wait: bool) -> Agent {
         let mut kept = locked(&self.0.agent);
         match kept.as_ref() {
             Some((generation, agent)) if *generation == access.generation => agent.clone(),
+            // a renewed certificate is tried on the other streams first
+            Some((generation, agent))
+                if may_wait
+                    && *generation + 1 == access.generation
+                    && access.renewed.is_some_and(|renewed| renewed.elapsed() < LEASE_IS_LAST) =>
+            {
+                agent.clone()
+            }
             _ => {
                 let agent = self.new_agent(access);
                 *kept = Some((access.generation, agent.clone()));
@@ -672,7 +684,7 @@ impl Client {
         }
         let unsendable = |why: String| NetError::Unsendable { request: asked.to_owned(), why };
         let head = head_of(access, request, &self.0.api.user_agent).map_err(unsendable)?;
-        let agent = self.agent(access);
+        let agent = self.agent(access, request.is_routine);
         let dialled_before = self.dialled();
         let begun = Instant::now();
         *locked(&self.0.connected) = None;
@@ -738,6 +750,8 @@ impl Client {
         }
         if status == 401 {
             access.forget_token();
+            // perhaps because of the certificate that its connection was made with
+            locked(&self.0.agent).take_if(|(generation, _)| *generation != access.generation);
         }
         Err(refusal(asked, status, &body, retry_after.as_ref()))
     }

@@ -9,6 +9,7 @@
 //! Left to others: the meaning of a kubeconfig (`kubeconfig`), and connections with the credentials
 //! (`transport`).
 
+use crate::identity::in_use;
 use crate::locks::locked;
 use crate::net::error::OpenError;
 use crate::net::proxy::ProxyEnvironment;
@@ -223,6 +224,8 @@ pub(super) struct Access {
     peer: u64,
     pub(super) own: Own,
     pub(super) route: Arc<Route>,
+    /// When it was loaded, if nothing but the credential for the same server changed.
+    pub(super) renewed: Option<Instant>,
     pub(super) url: String,
     /// The node that the client certificate is for.
     pub(super) node: Option<String>,
@@ -267,7 +270,8 @@ fn load(
     before: Option<&Access>,
     servers: &Servers,
 ) -> Result<(Access, Vec<FileRead>), OpenError> {
-    let kubeconfig = kubeconfig::load_with(&options.kubeconfig, read).map_err(OpenError::Kubeconfig)?;
+    let folder = options.own.as_deref();
+    let kubeconfig = in_use::load(&options.kubeconfig, folder, read).map_err(OpenError::Kubeconfig)?;
     let proxy = match kubeconfig.proxy {
         Some(_) => None,
         None => {
@@ -289,6 +293,7 @@ fn load(
         peer: peer_of(&url, &own.name),
         own,
         route: Arc::new(route),
+        renewed: None,
         url,
         node: node_name::of_kubeconfig(&kubeconfig),
         token: kubeconfig.token,
@@ -301,6 +306,7 @@ fn load(
         access = Access { generation: access.generation, ..there };
     }
     access.server = before.map_or(0, |before| before.server + u64::from(before.peer != access.peer));
+    access.renewed = before.is_some_and(|before| before.peer == access.peer).then(Instant::now);
     access.look_at_token(read);
     Ok((access, kubeconfig.files))
 }
@@ -323,6 +329,7 @@ impl Access {
             peer,
             own: self.own.clone(),
             route: Arc::new(route),
+            renewed: None,
             url,
             node: self.node.clone(),
             token: self.token.clone(),
@@ -390,6 +397,8 @@ fn bearer(token: &str) -> Result<HeaderValue, String> {
 /// The inputs of an [`Api`].
 pub struct ApiOptions {
     pub kubeconfig: PathBuf,
+    /// The folder with the credential that this node renews, which may take the place of the kubeconfig's.
+    pub own: Option<PathBuf>,
     /// The clock for the validity of certificates.
     pub clock: WallClock,
     /// The environment's proxies.

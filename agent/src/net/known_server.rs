@@ -3,23 +3,27 @@
 //! Always holds: the file is read again only when it has changed, and an unreadable one leaves the last known
 //! address, because the agent keeps using that as well. Leaves to others: whether a pod can reach it (core).
 
-use super::kubeconfig::{self, Stamp};
+use super::kubeconfig::Stamp;
 use super::servers::Servers;
+use crate::identity::in_use;
 use kedge_core::pods::ApiServer;
+use kedge_platform::linux::read_named_file;
 use std::path::PathBuf;
 
 /// The server of a kubeconfig, as last read.
 #[derive(Default)]
 pub(crate) struct KnownServer {
     kubeconfig: Option<PathBuf>,
+    own: PathBuf,
     servers: Servers,
-    stamp: Option<Stamp>,
+    /// Of the kubeconfig, and of the one that this node has made.
+    stamps: [Option<Stamp>; 2],
     known: Option<ApiServer>,
 }
 
 impl KnownServer {
-    pub(crate) fn of(kubeconfig: Option<PathBuf>, servers: Servers) -> Self {
-        Self { kubeconfig, servers, ..Self::default() }
+    pub(crate) fn of(kubeconfig: Option<PathBuf>, own: PathBuf, servers: Servers) -> Self {
+        Self { kubeconfig, own, servers, ..Self::default() }
     }
 
     /// The one in use, if the configuration names several.
@@ -34,10 +38,10 @@ impl KnownServer {
             return Some(chosen);
         }
         let path = self.kubeconfig.as_ref()?;
-        let stamp = Stamp::of(path);
-        if stamp.is_some() && stamp != self.stamp {
-            self.stamp = stamp;
-            if let Ok(kubeconfig) = kubeconfig::load(path) {
+        let stamps = [Stamp::of(path), Stamp::of(&self.own.join("kubeconfig"))];
+        if stamps != self.stamps {
+            self.stamps = stamps;
+            if let Ok(kubeconfig) = in_use::load(path, Some(&self.own), &read_named_file) {
                 let server = kubeconfig.server;
                 let is_whole = server.base_path.is_empty();
                 self.known = is_whole.then_some(ApiServer { host: server.host, port: server.port });
@@ -66,7 +70,8 @@ mod tests {
             scratch.write("new", &text);
             std::fs::rename(scratch.join("new"), scratch.join("kubeconfig")).unwrap();
         };
-        let mut known = KnownServer::of(Some(scratch.join("kubeconfig")), Servers::default());
+        let (kubeconfig, own) = (scratch.join("kubeconfig"), scratch.join("pki"));
+        let mut known = KnownServer::of(Some(kubeconfig), own, Servers::default());
         assert_eq!(known.look(), None);
         write("https://hub.lan:6443");
         let first = Some(ApiServer { host: "hub.lan".into(), port: 6443 });

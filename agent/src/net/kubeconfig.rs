@@ -74,7 +74,7 @@ pub struct FileRead {
 }
 
 impl FileRead {
-    fn begun(path: &Path) -> Self {
+    pub(crate) fn begun(path: &Path) -> Self {
         Self { path: path.to_owned(), stamp: Stamp::of(path) }
     }
 

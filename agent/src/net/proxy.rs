@@ -32,6 +32,19 @@ impl fmt::Debug for ProxyAddress {
 }
 
 impl ProxyAddress {
+    /// The URL that [`Self::parse`] reads as this.
+    pub(crate) fn url(&self) -> String {
+        let user = self.authorization.as_deref().and_then(|text| text.strip_prefix("Basic "));
+        let user = user.and_then(|text| String::from_utf8(BASE64_STANDARD.decode(text).ok()?).ok());
+        let user = user.map(|user| match user.split_once(':') {
+            Some((name, password)) => {
+                format!("{}:{}@", kedge_api::percent_encoded(name), kedge_api::percent_encoded(password))
+            }
+            None => format!("{}@", kedge_api::percent_encoded(&user)),
+        });
+        format!("http://{}{}", user.unwrap_or_default(), HostPort(&self.host, self.port))
+    }
+
     /// Reads `http://[user[:password]@]host[:port]`; the scheme may be missing, as in most proxy settings.
     ///
     /// # Errors

@@ -7,10 +7,12 @@
 use super::containers::RuntimeHealth;
 use super::quota::Quota;
 use crate::decommission;
+use crate::identity::store::Store;
 use crate::locks::locked;
 use crate::net::known_server::KnownServer;
 use crate::workloads::network::Plugins;
 use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
+use kedge_core::identity::{self, IdentityEvent};
 use kedge_core::pods::{DesiredFile, DesiredFound, PodEvent};
 use kedge_core::{Event, HardwareWatchdog, HostFacts, ImageState, Outcome, Runtime, Step};
 use kedge_platform::files::Kind;
@@ -36,9 +38,9 @@ const DESIRED: [&str; 2] = ["pods/desired", "pods/objects"];
 /// Largest file of it: a Secret of 1 MiB in base64, or a pod of 1.5 MiB, which is the most that etcd takes.
 const DESIRED_BYTES: usize = 2 * 1024 * 1024;
 
-/// Directories below `--root-dir` that are not the configuration's and have records: of pods, and of the
-/// port.
-pub(crate) const BESIDE: [&str; 3] = [DESIRED[0], DESIRED[1], "serving"];
+/// Directories below `--root-dir` that are not the configuration's and have records: of pods, of the port,
+/// and the node's own credential.
+pub(crate) const BESIDE: [&str; 4] = [DESIRED[0], DESIRED[1], "serving", "pki"];
 
 /// Most unusable records of pods that are kept, and the largest: more would fill a small disk.
 const MOST_ASIDE: usize = 20;
@@ -69,6 +71,8 @@ pub(crate) enum DiskOrder {
     NoteDecommission(Vec<u8>),
     /// Remove all state but the identity.
     RemoveState,
+    /// A step about the node's own credential.
+    Identity(kedge_core::identity::Step),
 }
 
 /// The state of the disk, for `kedge status`.
@@ -159,6 +163,8 @@ pub(crate) struct DiskLoop {
     pub(crate) state_places: (PathBuf, Vec<PathBuf>),
     /// The pods' desired set's share of the disk.
     pub(crate) quota: Quota,
+    /// `None` on a node without an API server.
+    pub(crate) credential: Option<Store>,
     /// `None` on a node without a runtime.
     pub(crate) runtime: Option<Arc<RuntimeHealth>>,
     /// Set if this run must not change the disk: the reason.
@@ -222,6 +228,7 @@ impl DiskLoop {
                 let (root, others) = &self.state_places;
                 Some(Event::StateRemoved(decommission::remove_state(root, others)))
             }
+            DiskOrder::Identity(step) => self.credential_step(step),
             DiskOrder::ReadDesired => {
                 let found = desired(&*self.root_files);
                 if let Ok(files) = &found {
@@ -231,6 +238,18 @@ impl DiskLoop {
                 Some(Event::Pods(Box::new(PodEvent::DesiredRead(found))))
             }
         }
+    }
+
+    fn credential_step(&self, step: identity::Step) -> Option<Event> {
+        let is_read = matches!(step, identity::Step::Look | identity::Step::Prepare(..));
+        let event = match self.read_only.as_ref().filter(|_| !is_read) {
+            Some(why) => IdentityEvent::Done(Err(why.clone())),
+            None => self.credential.as_ref()?.perform(step),
+        };
+        if let IdentityEvent::Done(done) = &event {
+            self.health.note_write("pki", done);
+        }
+        Some(Event::Identity(Box::new(event)))
     }
 
     fn save_desired(&mut self, path: &str, content: Option<&[u8]>) -> Result<(), String> {
@@ -781,6 +800,7 @@ mod tests {
             health: Arc::default(),
             server: KnownServer::default(),
             state_places: Default::default(),
+            credential: None,
             quota: Quota::default(),
             runtime: None,
             read_only: None,

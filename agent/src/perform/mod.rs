@@ -7,6 +7,7 @@
 
 pub(crate) mod containers;
 pub(crate) mod disk;
+mod identity;
 mod pulls;
 pub(crate) mod quota;
 mod requests;
@@ -24,6 +25,7 @@ use crate::queue::{Receiver, Sender, sync_channel};
 use crate::workloads::probes::Probes;
 use containers::{ContainerParts, Containers};
 use disk::{DiskHealth, DiskLoop, DiskOrder};
+use kedge_core::identity::IdentityAction;
 use kedge_core::kubelet::Config;
 use kedge_core::pods::{PodAction, PodEvent};
 use kedge_core::{Collection, Event, LeaseRequest, Request, WatchOrder};
@@ -65,6 +67,7 @@ pub(crate) struct Loops {
     /// `None` on a node without a runtime.
     pods: Option<PodLoops>,
     server: ApiServer,
+    bootstrap: Option<PathBuf>,
     health: Arc<DiskHealth>,
 }
 
@@ -114,6 +117,10 @@ pub(crate) struct Parts {
     /// Notified when the credential is another node's; `None` if a flag gave the name.
     pub(crate) renamed: Option<Arc<Notify>>,
     pub(crate) kubeconfig: Option<PathBuf>,
+    /// The folder with the node's own credential.
+    pub(crate) own: PathBuf,
+    /// `--bootstrap-kubeconfig`.
+    pub(crate) bootstrap: Option<PathBuf>,
     pub(crate) clock: WallClock,
     pub(crate) servers: Servers,
     pub(crate) events: EventSender<Event>,
@@ -123,8 +130,19 @@ pub(crate) struct Parts {
 impl Loops {
     /// Starts the loops; they wait for orders.
     pub(crate) fn start(parts: Parts, watchdog: &mut Watchdog) -> std::io::Result<Self> {
-        let Parts { mut disk, containers, node_name, renamed, kubeconfig, clock, servers, events, faults } =
-            parts;
+        let Parts {
+            mut disk,
+            containers,
+            node_name,
+            renamed,
+            kubeconfig,
+            own,
+            bootstrap,
+            clock,
+            servers,
+            events,
+            faults,
+        } = parts;
         let health = disk.health.clone();
         let (disk_orders, orders) = sync_channel(ORDERS);
         let token = watchdog.watch(kedge_core::DISK_LOOP, faults.limit(kedge_core::DISK_LOOP, DISK_TURN));
@@ -154,7 +172,7 @@ impl Loops {
             );
         })?;
 
-        let server = ApiServer::new(node_name, renamed, kubeconfig, clock, servers, events, faults);
+        let server = ApiServer::new(node_name, renamed, (kubeconfig, own), clock, servers, events, faults);
         let (renew, orders) = sync_channel(ORDERS);
         server.run(RENEW, watchdog, orders, |server, client, (request, deadline, number): LeaseOrder| {
             let client = client.map(|client| client.for_server(number));
@@ -185,7 +203,19 @@ impl Loops {
             None => None,
         };
         let disk = disk_orders;
-        Ok(Self { disk, disk_thread, disk_rest, renew, transfer, config_map, node, pods, server, health })
+        Ok(Self {
+            disk,
+            disk_thread,
+            disk_rest,
+            renew,
+            transfer,
+            config_map,
+            node,
+            pods,
+            server,
+            bootstrap,
+            health,
+        })
     }
 
     /// Takes the API servers of the configuration in use, before the network is used.
@@ -265,6 +295,16 @@ impl Loops {
         };
         pods.static_files.insert(files).read(path);
         None
+    }
+
+    /// An order about the node's own credential; the answer comes as an event.
+    pub(crate) fn identity(&self, action: IdentityAction) {
+        match action {
+            IdentityAction::Step(step) => self.disk(DiskOrder::Identity(step)),
+            IdentityAction::Ask { by, name, request } => {
+                identity::ask(&self.server, self.bootstrap.clone(), by, name, request);
+            }
+        }
     }
 
     pub(crate) fn need_images(&self, images: BTreeSet<String>, is_all: bool) {

@@ -70,6 +70,7 @@ pub(crate) struct ApiServer {
     renamed: Option<Arc<Notify>>,
     is_name_logged: Arc<AtomicBool>,
     kubeconfig: Option<PathBuf>,
+    own: PathBuf,
     clock: WallClock,
     pub(crate) servers: Servers,
     api: Arc<Mutex<Opening>>,
@@ -86,7 +87,7 @@ impl ApiServer {
     pub(crate) fn new(
         node_name: String,
         renamed: Option<Arc<Notify>>,
-        kubeconfig: Option<PathBuf>,
+        (kubeconfig, own): (Option<PathBuf>, PathBuf),
         clock: WallClock,
         servers: Servers,
         events: EventSender<Event>,
@@ -97,6 +98,7 @@ impl ApiServer {
             renamed,
             is_name_logged: Arc::default(),
             kubeconfig,
+            own,
             clock,
             servers,
             api: Arc::default(),
@@ -178,14 +180,16 @@ impl ApiServer {
         }
     }
 
+    /// The way to the server of a kubeconfig.
+    pub(super) fn options(&self, kubeconfig: PathBuf, own: Option<PathBuf>) -> ApiOptions {
+        let proxies = crate::net::proxy::ProxyEnvironment::of_process();
+        ApiOptions { kubeconfig, own, clock: self.clock.clone(), proxies }
+    }
+
     /// Reads the kubeconfig on a thread that may hang with the disk: at most one, shared by all streams that
     /// wait for it.
     fn open(&self, kubeconfig: &Path) -> std::io::Result<Receiver<Result<Arc<Api>, String>>> {
-        let options = ApiOptions {
-            kubeconfig: kubeconfig.to_owned(),
-            clock: self.clock.clone(),
-            proxies: crate::net::proxy::ProxyEnvironment::of_process(),
-        };
+        let options = self.options(kubeconfig.to_owned(), Some(self.own.clone()));
         let (opened, opening) = sync_channel(1);
         let (faults, servers) = (self.faults.clone(), self.servers.clone());
         let read = Arc::new(move |path: &Path, limit: usize| {

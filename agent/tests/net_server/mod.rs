@@ -493,7 +493,7 @@ impl Bench {
             user: CERTIFICATE_USER.to_owned(),
         };
         let kubeconfig = text.write(&folder);
-        let options = ApiOptions { kubeconfig, clock, proxies: ProxyEnvironment::default() };
+        let options = ApiOptions { kubeconfig, own: None, clock, proxies: ProxyEnvironment::default() };
         Self::open(folder, options)
     }
 

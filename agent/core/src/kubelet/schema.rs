@@ -443,7 +443,7 @@ pub static FIELDS: &[Field] = &[
     no_effect("tlsCipherSuites", LIST_OF_TEXT),
     no_effect("tlsCurvePreferences", Kind::List(&I32)),
     bounded("tlsMinVersion", Kind::Text, Default::None, "VersionTLS12 or VersionTLS13"),
-    no_effect("rotateCertificates", Kind::Bool),
+    honoured("rotateCertificates", Kind::Bool, Default::None),
     honoured("serverTLSBootstrap", Kind::Bool, Default::None),
     no_effect("authentication", Kind::Object(AUTHENTICATION)),
     no_effect("authorization", Kind::Object(AUTHORIZATION)),

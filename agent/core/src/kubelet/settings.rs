@@ -187,6 +187,8 @@ pub struct Config {
     pub node_status_report_frequency: Duration,
     /// `nodeLeaseDurationSeconds`, 4 to 160.
     pub node_lease_duration_secs: u32,
+    /// `rotateCertificates`: whether the node renews its certificate.
+    pub rotates_certificates: bool,
     /// `registerNode`: whether a missing Node is created.
     pub register_node: bool,
     /// `registerWithTaints`: the taints of a Node that is created.
@@ -249,6 +251,8 @@ impl Config {
             node_status_update_frequency: reader.duration("nodeStatusUpdateFrequency"),
             node_status_report_frequency: reader.duration("nodeStatusReportFrequency"),
             node_lease_duration_secs: reader.integer("nodeLeaseDurationSeconds"),
+            // upstream's default is false, for clusters that approve no request
+            rotates_certificates: object.get("rotateCertificates") != Some(&Value::Bool(false)),
             register_node: reader.bool("registerNode"),
             register_with_taints: reader.taints(),
             provider_id: reader.text("providerID"),

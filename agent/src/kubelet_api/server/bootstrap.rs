@@ -12,22 +12,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
-use kedge_api::Timestamp;
+use kedge_api::SERVING_SIGNER;
 use kedge_platform::Files;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::identity::of_pem;
 use crate::errors::chain;
 use crate::identity::certificate::validity;
+use crate::identity::of_pem;
+use crate::identity::request::{self, State, Wanted};
 use crate::identity::x509::{self, Names};
 use crate::net::client::{Api, Client, Request};
 use crate::net::kubeconfig::MAX_PEM_BYTES;
 
 const REQUESTED: &str = "serving/requested.pem";
-const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
-const SIGNER: &str = "kubernetes.io/kubelet-serving";
 /// How long the API server may take.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Most addresses of a node in a certificate.
@@ -65,7 +62,7 @@ impl Bootstrap {
     fn step(&self, now: u64) -> Result<Duration, (String, Duration)> {
         let failed = |why: String| (why, FAILED);
         let node =
-            self.get(&format!("/api/v1/nodes/{}", self.node)).map_err(|error| failed(error.to_string()))?.0;
+            self.get(&format!("/api/v1/nodes/{}", self.node)).map_err(|error| failed(error.to_string()))?;
         let names = names(&node).ok_or_else(|| failed("the Node's status has no address yet".to_owned()))?;
         if let Some(due) = self.kept(SIGNED, &names).and_then(|pem| due(&pem))
             && now < due
@@ -84,48 +81,36 @@ impl Bootstrap {
         };
         let (name, request) = x509::request(&self.node, &names, &key)
             .ok_or_else(|| failed(format!("{REQUESTED} holds no key that can be used")))?;
-        let found = match self.get(&format!("{REQUESTS}/{name}")) {
-            Ok(found) => found,
-            Err(error) if error.status() == Some(404) => {
-                self.ask(&name, &request).map_err(|error| failed(error.to_string()))?;
-                log::info!(
-                    "asked for a certificate of the port: CertificateSigningRequest {name} waits to be approved"
-                );
-                return Ok(SHORTEST);
-            }
-            Err(error) => return Err(failed(error.to_string())),
-        };
-        self.judge(&name, &found, &names, &key)
+        let usages = ["digital signature", "server auth"];
+        let wanted = Wanted { name: &name, request: &request, signer: SERVING_SIGNER, usages };
+        let state = request::ask(&self.client, &wanted).map_err(|error| failed(error.to_string()))?;
+        self.judge(&name, state, &names, &key)
     }
 
     /// Handles the state of a request.
     fn judge(
         &self,
         name: &str,
-        (found, date): &(Value, Option<u64>),
+        state: State,
         names: &Names,
         key: &[u8],
     ) -> Result<Duration, (String, Duration)> {
-        let conditions = found["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let refused = conditions.iter().find(|one| one["type"] == "Denied" || one["type"] == "Failed");
-        if let Some(refused) = refused {
-            let text = |field: &str| kedge_api::excerpt(refused[field].as_str().unwrap_or_default());
-            let why = format!("request {name} is {}: {}", text("type"), text("message"));
-            // the next request needs another name, so another key
-            self.files.remove(Path::new(REQUESTED)).map_err(|error| (chain(&error), LONGEST))?;
-            return Err((why, LONGEST));
-        }
-        let signed = found["status"]["certificate"].as_str().unwrap_or_default();
-        if signed.is_empty() {
-            let created =
-                found["metadata"]["creationTimestamp"].as_str().and_then(|text| Timestamp::parse(text).ok());
-            let created = created.and_then(|time| u64::try_from(time.micros() / 1_000_000).ok());
-            let age = date.zip(created).map_or(0, |(date, created)| date.saturating_sub(created));
-            return Ok(Duration::from_secs(age / 2).clamp(SHORTEST, LONGEST));
-        }
+        let pem = match state {
+            State::Made => {
+                log::info!(
+                    "asked for a certificate of the port: CertificateSigningRequest {name} waits to be approved"
+                );
+                return Ok(SHORTEST);
+            }
+            State::Waits(age, _) => return Ok(Duration::from_secs(age / 2).clamp(SHORTEST, LONGEST)),
+            State::Refused(why) => {
+                // the next request needs another name, so another key
+                self.files.remove(Path::new(REQUESTED)).map_err(|error| (chain(&error), LONGEST))?;
+                return Err((format!("request {name} is {why}"), LONGEST));
+            }
+            State::Signed(pem) => pem,
+        };
         let unusable = |why: String| (format!("the certificate of request {name} {why}"), LONGEST);
-        let pem =
-            BASE64_STANDARD.decode(signed).map_err(|error| unusable(format!("is not base64: {error}")))?;
         of_pem(&pem, key).map_err(unusable)?;
         let whole = [line(names).as_bytes(), &pem, b"\n", key].concat();
         self.write(SIGNED, &whole).map_err(|why| (why, FAILED))?;
@@ -135,21 +120,8 @@ impl Bootstrap {
         Ok(SHORTEST)
     }
 
-    fn ask(&self, name: &str, request: &str) -> Result<(), NetError> {
-        let body = json!({
-            "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
-            "metadata": {"name": name},
-            "spec": {
-                "request": BASE64_STANDARD.encode(request), "signerName": SIGNER,
-                "usages": ["digital signature", "server auth"],
-            },
-        });
-        self.client.request(&Request::post(REQUESTS, body.to_string().into_bytes(), DEADLINE)).map(drop)
-    }
-
-    fn get(&self, path: &str) -> Result<(Value, Option<u64>), NetError> {
-        let answer = self.client.request(&Request::get(path, DEADLINE))?;
-        Ok((answer.json()?, answer.date_unix_secs))
+    fn get(&self, path: &str) -> Result<Value, NetError> {
+        self.client.request(&Request::get(path, DEADLINE))?.json()
     }
 
     /// The content of a file, if it is for these names.
@@ -207,6 +179,7 @@ fn due(pem: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn names_are_the_addresses_of_the_node() {

@@ -15,15 +15,13 @@ use kedge_core::kubelet::{CertificateFiles, ServerSettings};
 use kedge_platform::Files as _;
 use kedge_platform::linux::{self, read_named_file};
 use rustls::crypto::ring::default_provider;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ServerSessionMemoryCache, WebPkiClientVerifier};
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig};
 
 use crate::errors::chain;
-use crate::identity::x509;
-use crate::net::kubeconfig::{MAX_CERTIFICATES, MAX_PEM_BYTES, Stamp};
+use crate::identity::{Chain, certificates, of_pem, x509};
+use crate::net::kubeconfig::{MAX_PEM_BYTES, Stamp};
 use crate::net::transport::{CertificateClock, WallClock};
 
 /// The node's own certificate and its key, below `--root-dir`.
@@ -53,8 +51,6 @@ struct Loaded {
     config: Arc<ServerConfig>,
     stamps: Vec<Option<Stamp>>,
 }
-
-pub(super) type Chain = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 impl Identity {
     /// Reads everything for the first time.
@@ -183,22 +179,6 @@ fn of_files(files: &CertificateFiles) -> Result<Chain, String> {
     let (certificate, key) =
         (read("tlsCertFile", &files.certificate)?, read("tlsPrivateKeyFile", &files.key)?);
     of_pem(&certificate, &key).map_err(|why| format!("tlsCertFile {} {why}", files.certificate))
-}
-
-/// A certificate and its key.
-pub(super) fn of_pem(certificate: &[u8], key: &[u8]) -> Result<Chain, String> {
-    let chain = certificates(certificate)?;
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("has no key in PEM: {error}"))?;
-    // while a certificate and its key are being replaced, they do not match for a moment
-    rustls::sign::CertifiedKey::from_der(chain.clone(), key.clone_key(), &default_provider())
-        .map_err(|error| format!("and its key are no pair: {error}"))?;
-    Ok((chain, key))
-}
-
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found = CertificateDer::pem_slice_iter(pem).take(MAX_CERTIFICATES).collect::<Result<Vec<_>, _>>();
-    let found = found.map_err(|error| format!("is not certificates in PEM: {error}"))?;
-    if found.is_empty() { Err("holds no certificate".to_owned()) } else { Ok(found) }
 }
 
 fn authorities(path: &str) -> Result<RootCertStore, String> {
