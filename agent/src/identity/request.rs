@@ -53,7 +53,8 @@ pub(crate) fn ask(client: &Client, wanted: &Wanted<'_>) -> Result<State, NetErro
                 why,
             })
         }
-        Err(error) if error.status() == Some(404) => {
+        // a hub shows a token its own requests alone, and does not say whether there is another
+        Err(error) if matches!(error.status(), Some(403 | 404)) => {
             let body = json!({
                 "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
                 "metadata": {"name": wanted.name},
