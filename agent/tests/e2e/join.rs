@@ -1,7 +1,8 @@
 //! Devices that join by the line that the hub prints: from a new machine with a name that all have to a Ready
 //! node.
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, Command, Stdio};
 
 use kedge_rig::cluster::Cluster;
@@ -121,4 +122,55 @@ fn line_that_the_hub_prints_is_taken() {
     wait_until("the agent", PATIENCE, || device.scratch.join("run/kedge.sock").exists());
     let (_, said) = device.joins(&printed, &["--timeout", "3s"]);
     assert!(said.contains("bootstrap-kubeconfig is written"), "{said}{}", device.log());
+}
+
+#[test]
+fn printed_line_ends_with_a_ready_node() {
+    let Some(cluster) = cluster("join") else { return };
+    let device = Device::new();
+    let printed = line(&cluster, &["--node", "edge-21"]);
+    let (code, said) = device.joins(&printed, &[]);
+    assert!(code == 0 && said.contains("node edge-21 is Ready"), "{said}{}", device.log());
+    let node = cluster.kubectl().json(&["get", "node", "edge-21"]).unwrap();
+    assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "raspberrypi");
+    let conditions = node["status"]["conditions"].as_array().unwrap();
+    assert!(conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True"), "{node}");
+
+    let at = |name: &str| device.scratch.join(name);
+    assert_eq!(std::fs::metadata(at("root/pki/current")).unwrap().permissions().mode() & 0o777, 0o600);
+    let secret = printed.token.split_once('.').unwrap().1;
+    assert!(!device.log().contains(secret), "{}", device.log());
+
+    let (code, said) = device.joins(&printed, &[]);
+    assert!(code == 0 && said.contains("has joined already"), "{said}");
+    let (code, said) = Device::new().joins(&printed, &["--timeout", "8s"]);
+    assert!(code == 1, "the same line on another device: {said}");
+}
+
+#[test]
+fn request_of_any_name_waits_for_a_person() {
+    let Some(cluster) = cluster("join-any") else { return };
+    let device = Device::new();
+    let printed = line(&cluster, &["--any-node"]);
+    let mut joining = device.join(&printed, &["--node-name", "edge-22"]);
+    let mut lines = BufReader::new(joining.stdout.take().unwrap()).lines();
+    let advice = lines.find_map(|line| {
+        let line = line.unwrap();
+        line.split_once("kubectl certificate approve ").map(|(_, request)| request.trim().to_owned())
+    });
+    let request = advice.expect("it says how to approve");
+    cluster.kubectl().run(&["certificate", "approve", &request]).unwrap();
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    assert!(joining.wait().unwrap().success(), "{rest:?}{}", device.log());
+    assert!(rest.last().unwrap().contains("node edge-22 is Ready"), "{rest:?}");
+}
+
+#[test]
+fn name_of_a_living_node_is_not_taken() {
+    let Some(cluster) = cluster("join-taken") else { return };
+    let (first, second) = (Device::new(), Device::new());
+    let (code, said) = first.joins(&line(&cluster, &["--node", "edge-23"]), &[]);
+    assert!(code == 0, "{said}");
+    let (code, said) = second.joins(&line(&cluster, &["--node", "edge-23"]), &["--timeout", "15s"]);
+    assert!(code == 1 && said.contains("waits for a person to approve"), "{said}{}", second.log());
 }
