@@ -798,6 +798,7 @@ impl Agent {
                 self.known.extend(known);
             }
             Action::Identity(action) => self.loops.identity(*action),
+            Action::TakeAuthorities(wanted) => self.loops.take_authorities(wanted),
             Action::TakeCall(call) => {
                 crate::calls::start(self.session.as_deref(), &call, self.loops.used_server());
             }

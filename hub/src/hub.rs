@@ -35,7 +35,7 @@ use crate::fresh::fresh;
 use crate::guard::Loops;
 use crate::locks::KeyedLocks;
 use crate::memory::{Memory, News, Watch};
-use crate::pki::{IssueNumbers, Known, Tokens};
+use crate::pki::{IssueNumbers, Known, Role, Tokens};
 use crate::store::disk::DiskStore;
 use crate::store::marker::Marker;
 use crate::store::writer::{Outcome, Writer};
@@ -447,6 +447,12 @@ impl Hub {
     /// The certificate authorities; `None` before they are opened.
     pub(crate) fn authorities(&self) -> Option<&Authorities> {
         self.authorities.get()
+    }
+
+    /// True if this authority is retired.
+    pub(crate) fn is_retired(&self, authority: &str) -> bool {
+        let known = self.authorities().map_or(&[][..], |authorities| &authorities.all);
+        known.iter().any(|known| known.role == Role::Retired && known.name == authority)
     }
 
     pub(crate) fn names(&self) -> &[String] {

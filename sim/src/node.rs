@@ -395,6 +395,7 @@ impl Node {
             }
             Action::EndConfigMapWatch => (process.map_watch, process.watched) = (None, None),
             Action::TakeCall(_) => unreachable!("the hub of this world calls no node"),
+            Action::TakeAuthorities(_) => unreachable!("the hub of this world keeps its authority"),
             Action::Identity(order) => {
                 let credential = self.credential.as_mut().expect("this node has no credential");
                 assert!(credential.order.is_none(), "a second order about the credential");
@@ -948,6 +949,7 @@ fn host_facts(name: &str) -> HostFacts {
         lacking_controllers: None,
         pod_network: PodNetworks::default(),
         api_server: None,
+        authorities: None,
         has_apparmor: false,
         has_selinux: false,
         watchdog: kedge_core::HardwareWatchdog::default(),

@@ -37,6 +37,9 @@ use serde_json::{Value, json};
 use std::rc::Rc;
 use std::time::Duration;
 
+/// Between two tries to take the authorities that the hub announces.
+const AUTHORITIES_AGAIN: Duration = Duration::from_secs(600);
+
 #[derive(Clone)]
 enum Phase {
     /// Before `Event::Start`.
@@ -74,6 +77,8 @@ struct Actors {
     server: u64,
     /// A stream had no network, and none has had contact since.
     is_out: bool,
+    /// The set of authorities that was last to be taken, and when it may be tried again.
+    authorities: Option<(String, Duration)>,
 }
 
 /// The core of one agent. A clone continues from the same moment, so that a search can try several futures of
@@ -295,6 +300,7 @@ impl Actors {
             is_hub: None,
             server: 0,
             is_out: false,
+            authorities: None,
         }
     }
 
@@ -665,6 +671,7 @@ impl Actors {
         self.heartbeat.pods_held(self.config.configuration.hold().as_ref());
         self.decommission(turn);
         self.renew_identity(turn);
+        self.take_authorities(turn);
         self.offer_requests(turn);
         if let Some(pods) = &mut self.pods {
             let around = Around {
@@ -704,6 +711,19 @@ impl Actors {
         self.heartbeat.decommissioning(self.decommissioning.condition());
         if let (Some(pods), Some(record)) = (&mut self.pods, self.decommissioning.record()) {
             pods.end_all(&record.node_uid, turn);
+        }
+    }
+
+    /// The hub names the set of authorities to trust while it replaces one.
+    fn take_authorities(&mut self, turn: &mut Turn) {
+        let wanted = self.node.node().and_then(|node| node.metadata.annotations.get(api::TRUST_ANNOTATION));
+        let own = self.heartbeat.facts().and_then(|facts| facts.authorities.as_ref());
+        let (Some(wanted), Some(own)) = (wanted, own) else { return };
+        let waits = |(tried, again): &(String, Duration)| tried == wanted && turn.now.mono < *again;
+        if wanted != own && !self.authorities.as_ref().is_some_and(waits) {
+            let again = turn.now.mono.saturating_add(AUTHORITIES_AGAIN);
+            self.authorities = Some((wanted.clone(), again));
+            turn.act(Action::TakeAuthorities(wanted.clone()));
         }
     }
 

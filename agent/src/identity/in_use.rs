@@ -7,6 +7,7 @@
 use super::certificate::facts;
 use super::of_pem;
 use super::store::{CURRENT, KUBECONFIG, opened, replaces};
+use super::trust::{self, AUTHORITIES};
 use crate::net::kubeconfig::{
     self, ClientCertificate, FileRead, Kubeconfig, KubeconfigError, MAX_PEM_BYTES, ReadFile,
 };
@@ -15,8 +16,11 @@ use kedge_platform::ReadError;
 use std::path::{Path, PathBuf};
 
 /// The folder of the node's own files below `--root-dir`.
+pub(crate) const FOLDER: &str = "pki";
+
+/// Its path.
 pub(crate) fn folder(root_dir: &Path) -> PathBuf {
-    root_dir.join("pki")
+    root_dir.join(FOLDER)
 }
 
 /// Reads a kubeconfig as [`kubeconfig::load_with`] does, with the node's own credential in `own` if that is
@@ -26,6 +30,22 @@ pub(crate) fn folder(root_dir: &Path) -> PathBuf {
 /// Those of the kubeconfig.
 pub(crate) fn load(path: &Path, own: Option<&Path>, read: &ReadFile) -> Result<Kubeconfig, KubeconfigError> {
     let Some(own) = own else { return kubeconfig::load_with(path, read) };
+    let mut loaded = load_given(path, own, read)?;
+    let authorities = own.join(AUTHORITIES);
+    loaded.files.push(FileRead::begun(&authorities));
+    if let Ok(content) = read(&authorities, MAX_PEM_BYTES)
+        && let Some(taken) = trust::in_place_of(&loaded.roots, &content)
+    {
+        loaded.roots = taken;
+    }
+    Ok(loaded)
+}
+
+/// As [`load`], but with the authorities that the kubeconfig has.
+///
+/// # Errors
+/// Those of the kubeconfig.
+pub(super) fn load_given(path: &Path, own: &Path, read: &ReadFile) -> Result<Kubeconfig, KubeconfigError> {
     let generated = own.join(KUBECONFIG);
     let mut loaded = match kubeconfig::load_with(path, read) {
         Err(missing @ KubeconfigError::Read(ReadError::NotFound { .. })) if path != generated => {

@@ -10,6 +10,7 @@ pub(crate) mod request;
 pub(crate) mod store;
 #[cfg(test)]
 mod tests;
+pub(crate) mod trust;
 pub(crate) mod x509;
 
 use crate::net::kubeconfig::MAX_CERTIFICATES;

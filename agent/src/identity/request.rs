@@ -53,8 +53,8 @@ pub(crate) fn ask(client: &Client, wanted: &Wanted<'_>) -> Result<State, NetErro
                 why,
             })
         }
-        // a hub shows a token its own requests alone, and does not say whether there is another
-        Err(error) if matches!(error.status(), Some(403 | 404)) => {
+        // our hub does not say of a request which this node has not made whether it exists
+        Err(error) if matches!(error.status(), Some(401 | 403 | 404)) => {
             let body = json!({
                 "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
                 "metadata": {"name": wanted.name},
@@ -63,8 +63,11 @@ pub(crate) fn ask(client: &Client, wanted: &Wanted<'_>) -> Result<State, NetErro
                     "usages": wanted.usages,
                 },
             });
-            client.request(&Request::post(REQUESTS, body.to_string().into_bytes(), DEADLINE))?;
-            Ok(State::Made)
+            match client.request(&Request::post(REQUESTS, body.to_string().into_bytes(), DEADLINE)) {
+                // somebody else's
+                Err(made) if made.status() == Some(409) => Err(error),
+                made => made.map(|_| State::Made),
+            }
         }
         Err(error) => Err(error),
     }

@@ -5,6 +5,7 @@
 //! as long as the disk does. Leaves to others: which step comes next (core).
 
 use super::certificate::facts;
+use super::in_use::FOLDER;
 use super::x509::{self, hex};
 use super::{certificates, of_pem};
 use crate::errors::chain;
@@ -27,8 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// The folder below `--root-dir`, and the names in it.
-const FOLDER: &str = "pki";
+/// The names in the folder.
 pub(crate) const CURRENT: &str = "current";
 pub(crate) const KUBECONFIG: &str = "kubeconfig";
 const NEXT: &str = "next.key";
@@ -314,7 +314,7 @@ fn serial_of(name: &str) -> Option<&str> {
 }
 
 /// A content behind its digest.
-fn sealed(content: &[u8]) -> Vec<u8> {
+pub(super) fn sealed(content: &[u8]) -> Vec<u8> {
     [seal(content).as_bytes(), content].concat()
 }
 

@@ -71,9 +71,9 @@ struct Board {
 /// What holds for the first certificate that a board had.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum First {
-    IsValid,
-    IsDue,
-    IsRefused,
+    Valid,
+    Due,
+    Refused,
 }
 
 impl Board {
@@ -82,7 +82,7 @@ impl Board {
         let scratch = Scratch::new("identity").unwrap();
         scratch.write("bootstrap", authority.kubeconfig("token: abcdef.0123456789abcdef"));
         let now = Situation { is_accepted: true, rotates: true, ..Situation::default() };
-        Self { scratch, disk: FakeDisk::new(), authority, now, first: First::IsValid }
+        Self { scratch, disk: FakeDisk::new(), authority, now, first: First::Valid }
     }
 
     fn store(&self) -> Store {
@@ -112,9 +112,9 @@ impl Board {
             }
             assert_eq!(found.unread, None);
             let is_first = found.current.as_ref().is_none_or(|current| current.serial == "01");
-            let first = if is_first { self.first } else { First::IsValid };
-            self.now.ran = if first == First::IsDue { u64::MAX } else { 0 };
-            self.now.is_refused = first == First::IsRefused;
+            let first = if is_first { self.first } else { First::Valid };
+            self.now.ran = if first == First::Due { u64::MAX } else { 0 };
+            self.now.is_refused = first == First::Refused;
             match plan(&found, &self.now) {
                 Plan::Step(step) => {
                     steps.push(
@@ -185,7 +185,7 @@ fn join_survives_a_cut_at_every_operation() {
 fn renewal_survives_a_cut_at_every_operation() {
     let due = |board: &mut Board| {
         board.run();
-        board.first = First::IsDue;
+        board.first = First::Due;
     };
     cut_everywhere(due, 2, 1);
 }
@@ -194,7 +194,7 @@ fn renewal_survives_a_cut_at_every_operation() {
 fn return_survives_a_cut_at_every_operation() {
     let refused = |board: &mut Board| {
         board.run();
-        board.first = First::IsRefused;
+        board.first = First::Refused;
     };
     cut_everywhere(refused, 2, 1);
 }
@@ -203,7 +203,7 @@ fn return_survives_a_cut_at_every_operation() {
 fn refused_certificate_is_renewed_for_its_own_key() {
     let mut board = Board::new();
     board.run();
-    board.first = First::IsRefused;
+    board.first = First::Refused;
     assert_eq!(board.run(), ["Ask Current by Own", "Keep", "Point"]);
     assert_eq!(board.authority.keys[0], board.authority.keys[1]);
     board.check_at_rest(2);

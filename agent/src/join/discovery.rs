@@ -10,21 +10,16 @@
 use crate::identity::certificate::{EXPLICIT_VERSION, SEQUENCE, value};
 use crate::join::token::Token;
 use crate::net::error::NetError;
-use crate::net::kubeconfig::{MAX_PEM_BYTES, ServerAddress};
+use crate::net::kubeconfig::{ServerAddress, certificate_authority};
 use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::WallClock;
-use crate::net::unknown_server::{self, Trust};
+use crate::net::unknown_server::{self, CLUSTER_INFO, CLUSTER_INFO_BYTES, Trust};
 use base64::Engine as _;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
-use kedge_core::kubelet::yaml::{self, Tree};
 use ring::{digest, hmac};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use serde_json::Value;
-
-const PATH: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
-/// A kubeconfig and a signature for each of some hundred tokens.
-const MOST_BYTES: usize = 2 * MAX_PEM_BYTES;
 
 /// SHA-256 of a public key.
 pub type Pin = [u8; 32];
@@ -55,7 +50,8 @@ pub(crate) fn discover(
     proxies: &ProxyEnvironment,
 ) -> Result<Authorities, Fault> {
     let look = |trust: Trust<'_>| {
-        let seen = unknown_server::get(server, PATH, MOST_BYTES, trust, (clock.clone(), proxies));
+        let seen =
+            unknown_server::get(server, CLUSTER_INFO, CLUSTER_INFO_BYTES, trust, (clock.clone(), proxies));
         judge(&seen.map_err(fault)?, token, pins).map_err(Fault::Final)
     };
     let claimed = look(Trust::Anything)?;
@@ -83,7 +79,7 @@ fn judge(config_map: &[u8], token: &Token, pins: &[Pin]) -> Result<Authorities, 
         .map_err(|error| format!("cluster-info is not the JSON of a ConfigMap: {error}"))?;
     let part = |name: &str| object["data"][name].as_str();
     let kubeconfig = part("kubeconfig").ok_or("cluster-info has no kubeconfig")?;
-    let pem = authority(kubeconfig).ok_or("cluster-info has no certificate-authority-data")?;
+    let pem = certificate_authority(kubeconfig).ok_or("cluster-info has no certificate-authority-data")?;
     let mut trusted = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         trusted.push(certificate.map_err(|error| format!("the authority in cluster-info: {error}"))?);
@@ -120,13 +116,6 @@ fn judge(config_map: &[u8], token: &Token, pins: &[Pin]) -> Result<Authorities, 
         None => {}
     }
     Ok(Authorities { text: BASE64_STANDARD.encode(pem), trusted })
-}
-
-fn authority(kubeconfig: &str) -> Option<Vec<u8>> {
-    let tree = yaml::parse(kubeconfig.as_bytes()).ok()?;
-    let cluster = tree.get("clusters")?.items().first()?.get("cluster")?;
-    let text = cluster.get("certificate-authority-data").and_then(Tree::text)?;
-    BASE64_STANDARD.decode(text.split_ascii_whitespace().collect::<String>()).ok()
 }
 
 /// Whether the key of this authority is one of these.

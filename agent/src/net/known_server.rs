@@ -6,6 +6,8 @@
 use super::kubeconfig::Stamp;
 use super::servers::Servers;
 use crate::identity::in_use;
+use crate::identity::store::KUBECONFIG;
+use crate::identity::trust::{AUTHORITIES, name_of};
 use kedge_core::pods::ApiServer;
 use kedge_platform::linux::read_named_file;
 use std::path::PathBuf;
@@ -16,9 +18,10 @@ pub(crate) struct KnownServer {
     kubeconfig: Option<PathBuf>,
     own: PathBuf,
     servers: Servers,
-    /// Of the kubeconfig, and of the one that this node has made.
-    stamps: [Option<Stamp>; 2],
+    /// Of the kubeconfig, of the one that this node has made, and of the authorities in place of its own.
+    stamps: [Option<Stamp>; 3],
     known: Option<ApiServer>,
+    authorities: Option<String>,
 }
 
 impl KnownServer {
@@ -37,17 +40,29 @@ impl KnownServer {
         if let Some(chosen) = self.chosen() {
             return Some(chosen);
         }
-        let path = self.kubeconfig.as_ref()?;
-        let stamps = [Stamp::of(path), Stamp::of(&self.own.join("kubeconfig"))];
+        self.refresh();
+        self.known.clone()
+    }
+
+    /// The name of the set of authorities in use; `None` without a kubeconfig.
+    pub(crate) fn authorities(&mut self) -> Option<String> {
+        self.refresh();
+        self.authorities.clone()
+    }
+
+    fn refresh(&mut self) {
+        let Some(path) = &self.kubeconfig else { return };
+        let own = |name: &str| Stamp::of(&self.own.join(name));
+        let stamps = [Stamp::of(path), own(KUBECONFIG), own(AUTHORITIES)];
         if stamps != self.stamps {
             self.stamps = stamps;
             if let Ok(kubeconfig) = in_use::load(path, Some(&self.own), &read_named_file) {
+                self.authorities = Some(name_of(&kubeconfig.roots));
                 let server = kubeconfig.server;
                 let is_whole = server.base_path.is_empty();
                 self.known = is_whole.then_some(ApiServer { host: server.host, port: server.port });
             }
         }
-        self.known.clone()
     }
 }
 

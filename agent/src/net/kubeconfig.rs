@@ -99,6 +99,14 @@ impl Stamp {
     }
 }
 
+/// The authorities (PEM) of a kubeconfig with one cluster and no user, as in `cluster-info`.
+pub(crate) fn certificate_authority(kubeconfig: &str) -> Option<Vec<u8>> {
+    let tree = yaml::parse(kubeconfig.as_bytes()).ok()?;
+    let cluster = tree.get("clusters")?.items().first()?.get("cluster")?;
+    let text = cluster.get("certificate-authority-data").and_then(Tree::text)?;
+    BASE64_STANDARD.decode(text.split_ascii_whitespace().collect::<String>()).ok()
+}
+
 /// Where an API server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerAddress {

@@ -7,7 +7,7 @@
 
 use super::client::{MAX_STATUS_BYTES, describe, is_untrusted, refusal};
 use super::error::NetError;
-use super::kubeconfig::ServerAddress;
+use super::kubeconfig::{MAX_PEM_BYTES, ServerAddress};
 use super::proxy::ProxyEnvironment;
 use super::transport::{BUFFER_BYTES, Cancel, Dialler, Lookup, NoResolver, Route, WallClock, plain};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -22,6 +22,10 @@ use ureq::Agent;
 use ureq::config::AutoHeaderValue;
 use ureq::http;
 
+/// The ConfigMap with a cluster's address and authorities, which anybody may read.
+pub(crate) const CLUSTER_INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
+/// Its most bytes: a kubeconfig and a signature for each of some hundred tokens.
+pub(crate) const CLUSTER_INFO_BYTES: usize = 2 * MAX_PEM_BYTES;
 /// Longest time for one read.
 const DEADLINE: Duration = Duration::from_secs(15);
 

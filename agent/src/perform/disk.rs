@@ -548,6 +548,7 @@ impl DiskLoop {
                 Some(_) => self.server.look(),
                 None => self.server.chosen(),
             },
+            authorities: self.server.authorities(),
             has_apparmor: has_apparmor(&Roots::default()),
             has_selinux: has_selinux(&Roots::default()),
             watchdog: if self.is_image {

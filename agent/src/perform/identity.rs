@@ -33,6 +33,17 @@ pub(super) fn ask(server: &ApiServer, bootstrap: Option<PathBuf>, by: By, name: 
     }
 }
 
+pub(super) fn take_authorities(server: &ApiServer, wanted: String) {
+    let Some(taking) = server.taking() else { return };
+    let started = spawn("authorities", move || match taking.take(&wanted) {
+        Ok(()) => log::info!("trusts the certificate authorities {wanted} from now on, as the hub announced"),
+        Err(why) => log::warn!("cannot take the certificate authorities {wanted} yet: {why}"),
+    });
+    if let Err(error) = started {
+        log::warn!("cannot take the certificate authorities: cannot start a thread: {error}");
+    }
+}
+
 fn of_bootstrap(server: &ApiServer, bootstrap: Option<&Path>) -> Result<Client, String> {
     let path = bootstrap.ok_or("no --bootstrap-kubeconfig is given")?;
     let api = Api::open(server.options(path.to_owned(), None)).map_err(|error| chain(&error))?;

@@ -307,6 +307,10 @@ impl Loops {
         }
     }
 
+    pub(crate) fn take_authorities(&self, wanted: String) {
+        identity::take_authorities(&self.server, wanted);
+    }
+
     pub(crate) fn need_images(&self, images: BTreeSet<String>, is_all: bool) {
         if let Some(containers) = self.containers() {
             containers.need_images(images, is_all);

@@ -7,12 +7,14 @@
 
 use crate::errors::chain;
 use crate::faults::Faults;
+use crate::identity::trust::Taking;
 use crate::locks::locked;
 use crate::net::client::{
     Api, Client, MERGE_PATCH, METADATA_UNREAD, Request as HttpRequest, STRATEGIC_MERGE_PATCH,
 };
 use crate::net::credentials::ApiOptions;
 use crate::net::error::NetError;
+use crate::net::kubeconfig::ServerAddress;
 use crate::net::outcomes::Warned;
 use crate::net::servers::Servers;
 use crate::net::transport::WallClock;
@@ -23,7 +25,7 @@ use kedge_api as api;
 use kedge_core::pods::{ObjectKind, ObjectName, PodAsk};
 use kedge_core::{Answer, Event, LeaseRequest, Request};
 use kedge_platform::Watchdog;
-use kedge_platform::linux::{give_back_stack, read_named_file};
+use kedge_platform::linux::{self, give_back_stack, read_named_file};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -184,6 +186,23 @@ impl ApiServer {
     pub(super) fn options(&self, kubeconfig: PathBuf, own: Option<PathBuf>) -> ApiOptions {
         let proxies = crate::net::proxy::ProxyEnvironment::of_process();
         ApiOptions { kubeconfig, own, clock: self.clock.clone(), proxies }
+    }
+
+    /// The parts for taking other authorities; `None` without a kubeconfig.
+    pub(super) fn taking(&self) -> Option<Taking> {
+        let kubeconfig = self.kubeconfig.clone()?;
+        let used = self.servers.used();
+        Some(Taking {
+            files: linux::files(self.own.parent()?),
+            own: self.own.clone(),
+            kubeconfig,
+            server: used.map(|used| ServerAddress {
+                host: used.host,
+                port: used.port,
+                base_path: String::new(),
+            }),
+            clock: self.clock.clone(),
+        })
     }
 
     /// Reads the kubeconfig on a thread that may hang with the disk: at most one, shared by all streams that

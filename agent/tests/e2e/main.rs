@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test says what failed")]
 
 mod assignment;
+mod authority;
 mod calls;
 mod crash;
 mod join;

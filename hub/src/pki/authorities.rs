@@ -152,6 +152,12 @@ impl Authorities {
         std::iter::once(self.signing().certificate().clone()).chain(others).collect()
     }
 
+    /// The certificates of those that are retired.
+    pub(super) fn retired(&self) -> Vec<CertificateDer<'static>> {
+        let retired = self.retired.iter().filter_map(|number| self.others.get(number));
+        retired.map(|other| other.certificate.clone()).collect()
+    }
+
     /// The trusted certificates in PEM, for anyone.
     pub(super) fn bundle(&self) -> String {
         self.trusted().iter().map(certificate_pem).collect()

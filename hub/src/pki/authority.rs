@@ -338,6 +338,12 @@ pub(super) fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
     parsed.subject().iter_common_name().next().and_then(|name| name.as_str().ok()).map(str::to_owned)
 }
 
+/// The common name of the authority that signed a certificate.
+pub fn issuer_name(certificate: &CertificateDer<'_>) -> Option<String> {
+    let parsed = parse(certificate).ok()?;
+    parsed.issuer().iter_common_name().next().and_then(|name| name.as_str().ok()).map(str::to_owned)
+}
+
 fn alternative_name(name: &str) -> Result<SanType, PkiError> {
     let name = canonical(name);
     match name.parse::<IpAddr>() {

@@ -48,7 +48,7 @@ use tickets::Tickets;
 
 pub use authorities::{Known, Role, StepError, digest};
 pub(crate) use authorities::{check as check_authorities, is_key_file, key_files, united};
-pub use authority::{ADMIN_USER, PROBE_USER};
+pub use authority::{ADMIN_USER, PROBE_USER, issuer_name};
 pub use error::PkiError;
 pub use issue_numbers::IssueNumbers;
 pub use kubeconfig::{is_dns_subdomain, is_host, server_url};
@@ -123,7 +123,12 @@ impl Pki {
     /// but not required, expired ones too: requests are judged by that. The configuration follows later renewals by itself.
     pub fn server_config(&self) -> Result<Arc<rustls::ServerConfig>, PkiError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let clients = ClientVerifier::new(roots(&self.authorities)?, &provider)?;
+        let mut authorities = roots(&self.authorities)?;
+        // what a retired authority signed counts as expired: the server sees to that
+        for retired in self.authorities.retired() {
+            authorities.add(retired).map_err(PkiError::Tls)?;
+        }
+        let clients = ClientVerifier::new(authorities, &provider)?;
         let mut config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(PkiError::Tls)?

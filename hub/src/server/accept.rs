@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use kedge_hub_core::identity::Identity;
 use rustls::ServerConfig;
+use rustls::pki_types::CertificateDer;
 use rustls::server::Acceptor;
+use time::OffsetDateTime;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch as signal;
 use tokio::time::{timeout, timeout_at};
@@ -26,6 +28,7 @@ use super::link::{Link, TLS_BYTES, UNSENT_BYTES};
 use super::shared::Server;
 use super::stream::{Eye, Stalling};
 use crate::guard::Turns;
+use crate::pki;
 
 /// Time until a client must have sent its first byte. Clients send it at once, so this is the delay of the
 /// network.
@@ -123,7 +126,7 @@ async fn connected(
     let network = handshake.network();
     let link = handshaken(socket, from, handshake, tls, server).await?;
     let certificate = link.stream().get_ref().1.peer_certificates().and_then(|chain| chain.first());
-    let identity = certificate.and_then(|der| Identity::from_client_certificate(der));
+    let identity = certificate.and_then(|der| identity_of(der, server));
     if let Some(node) = server.credentials.valid(identity.as_ref()).and_then(Identity::node) {
         server.handshakes.trust(node, network);
     }
@@ -131,6 +134,17 @@ async fn connected(
     let mut caller = Caller::new(server, identity, from);
     caller.patience = patience;
     Ok((link, caller))
+}
+
+/// The identity of a client's certificate. What a retired authority signed has expired by now: a node may ask
+/// for the next one with it, and for nothing else.
+fn identity_of(der: &CertificateDer<'_>, server: &Server) -> Option<Identity> {
+    let mut identity = Identity::from_client_certificate(der)?;
+    if pki::issuer_name(der).is_some_and(|issuer| server.hub.is_retired(&issuer)) {
+        let past = OffsetDateTime::now_utc().unix_timestamp() - 1;
+        identity.not_after = Some(identity.not_after.map_or(past, |end| end.min(past)));
+    }
+    Some(identity)
 }
 
 /// Performs the handshake, unless it must make room for others. The expensive step is the key exchange: a

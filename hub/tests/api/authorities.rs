@@ -71,6 +71,10 @@ fn authority_is_replaced_while_its_nodes_stay_in_contact() {
     hub.restart("TERM");
 
     Client::new(&renewed, &hub.url).get(&format!("{NODES}/edge-1")).expect(200);
+    // a device that was away all the time knows and has nothing but the first authority's
+    connect(&hub, 1).get(&format!("{NODES}/edge-2")).expect(401);
+    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
+    connect(&hub, 1).post("/apis/authentication.k8s.io/v1/selfsubjectreviews", &review).expect(201);
     let list: Value = serde_json::from_str(ok(&hub.command(&["ca", "status", "--output", "json"]))).unwrap();
     let roles: Vec<_> =
         list["authorities"].as_array().unwrap().iter().map(|one| one["role"].clone()).collect();

@@ -330,7 +330,7 @@ impl IdentityActor {
                 turn,
             );
         }
-        let poll = (since / 2).clamp(SHORTEST_POLL, LONGEST_POLL);
+        let poll = since.checked_div(2).unwrap_or_default().clamp(SHORTEST_POLL, LONGEST_POLL);
         self.pause = (now.saturating_add(turn.jitter.stretch(poll, 0.25)), true);
     }
 
@@ -432,9 +432,11 @@ impl IdentityActor {
         let now = turn.now.mono;
         let life = Duration::from_secs(certificate.not_after.saturating_sub(certificate.issued));
         let begin = *self.begin.get_or_insert_with(|| {
-            let first = now.saturating_add(turn.jitter.within(SPREAD.min(life / 100)));
+            let first =
+                now.saturating_add(turn.jitter.within(SPREAD.min(life.checked_div(100).unwrap_or_default())));
             let exponent = self.renewals.saturating_sub(1).min(16);
-            let repeat = FIRST_REPEAT.saturating_mul(1 << exponent).min(life / 10);
+            let repeat =
+                FIRST_REPEAT.saturating_mul(1 << exponent).min(life.checked_div(10).unwrap_or_default());
             match self.renewals {
                 0 => first,
                 _ => first.max(self.renewed.saturating_add(repeat)),

@@ -113,6 +113,13 @@ pub(crate) fn wrong_annotations(
         },
     };
     // alone: a hub from before it refuses the whole patch
+    if first.is_empty() && node.metadata.annotations.contains_key(api::TRUST_ANNOTATION) {
+        let authorities = facts.and_then(|facts| facts.authorities.clone());
+        let wrong = wrong(&[(api::AUTHORITIES_ANNOTATION, authorities)]);
+        if !wrong.is_empty() {
+            return wrong;
+        }
+    }
     if first.is_empty() { wrong(&[(api::SERVER_ANNOTATION, server)]) } else { first }
 }
 

@@ -49,6 +49,7 @@ impl Simulation {
             | Action::EndPodsWatch
             | Action::Pods(_)
             | Action::TakeCall(_)
+            | Action::TakeAuthorities(_)
             | Action::Identity(_)
             | Action::NeedImages { .. } => unreachable!("simulated nodes have no runtime"),
             Action::NoteDecommission(_) | Action::RemoveState => unreachable!("nobody decommissions it"),
