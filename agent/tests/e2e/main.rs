@@ -10,6 +10,7 @@ mod assignment;
 mod authority;
 mod calls;
 mod crash;
+mod identity;
 mod join;
 mod local;
 mod lossy_line;
