@@ -7,7 +7,7 @@
 //! (`kubelet_api`), which calls are accepted (core), where the process runs (`kedge_platform::workloads`).
 
 use crate::http1;
-use crate::identity::in_use;
+use crate::identity::files;
 use crate::kubelet_api::node::{Node, Stream};
 use crate::net::credentials::ApiOptions;
 use crate::options::{AgentOptions, Places, SessionOptions};
@@ -171,7 +171,7 @@ async fn serve(options: SessionOptions) -> Result<(), CommandError> {
     let (call, server) =
         call.split_once('@').map_or((&*call, None), |(call, url)| (call, ApiServer::of_url(url)));
     let path = format!("/apis/kedge.dev/v1/nodes/{node_name}/calls/{call}");
-    let own = in_use::folder(&agent.places.root_dir);
+    let own = files::folder(&agent.places.root_dir);
     let (stream, peer) = take((kubeconfig, own), server.as_slice(), &path).await?;
     let node = Arc::new(Node { agent });
     kubelet_api::serve_seen(stream, peer, node).await.map_err(|error| failed("serve the hub", error))

@@ -5,7 +5,7 @@
 //! that names it. Leaves to others: the range of such a field (core), reading files (`local_config`).
 
 use crate::help;
-use crate::identity::{in_use, store};
+use crate::identity::files;
 use crate::images::DEFAULT_PRELOADED;
 use crate::join::discovery;
 use crate::options::{
@@ -598,7 +598,7 @@ impl Raw {
         // where a node has an API server, a token may come later
         let default = kubeconfig.is_some().then(|| service::BOOTSTRAP_KUBECONFIG.into());
         let bootstrap_kubeconfig = bootstrap.or(default).filter(|path| !path.as_os_str().is_empty());
-        let generated = in_use::folder(&places.root_dir).join(store::KUBECONFIG);
+        let generated = files::folder(&places.root_dir).join(files::KUBECONFIG);
         Ok(AgentOptions {
             places,
             local,

@@ -3,7 +3,7 @@
 //! Owns the types alone, so that a command does not depend on the parsing of its line. Leaves to others:
 //! reading and checking the line (`flags`).
 
-use crate::identity::{in_use, store};
+use crate::identity::files;
 use crate::join::discovery::Pin;
 use crate::logs::lines::Stream;
 use kedge_api::Timestamp;
@@ -114,7 +114,7 @@ pub struct AgentOptions {
 impl AgentOptions {
     /// `--kubeconfig`, unless that is the one that the node makes when it joins.
     pub(crate) fn given_kubeconfig(&self) -> Option<PathBuf> {
-        let generated = in_use::folder(&self.places.root_dir).join(store::KUBECONFIG);
+        let generated = files::folder(&self.places.root_dir).join(files::KUBECONFIG);
         self.kubeconfig.clone().filter(|path| *path != generated)
     }
 

@@ -8,7 +8,7 @@
 use crate::decommission;
 use crate::errors::chain;
 use crate::faults::Faults;
-use crate::identity::in_use;
+use crate::identity::files;
 use crate::identity::store::Store;
 use crate::local::{self, Call, answers};
 use crate::net::known_server::KnownServer;
@@ -357,7 +357,7 @@ impl Agent {
         layers.capacity = bounding(&host);
         let hostname = host.identity().hostname;
         let is_name_given = options.node_name.is_some();
-        let own = in_use::folder(&options.places.root_dir);
+        let own = files::folder(&options.places.root_dir);
         let of_file = |path: Option<&Path>, own| {
             path.filter(|_| !is_name_given).and_then(|path| node_name::of_file(path, own))
         };

@@ -5,7 +5,7 @@
 use crate::doctor::finding;
 use crate::doctor::finding::{Finding, within};
 use crate::errors::chain;
-use crate::identity::{certificate, in_use};
+use crate::identity::{certificate, files, in_use};
 use crate::net::client::{Api, Client, MERGE_PATCH, Request};
 use crate::net::credentials::ApiOptions;
 use crate::net::error::NetError;
@@ -46,7 +46,7 @@ pub(super) fn check(options: &AgentOptions, running: Option<&str>, tell: Tell<'_
         let advice = "the local configuration alone runs; kedge doctor --kubeconfig FILE looks at a server";
         return tell(vec![Finding::warn("kubeconfig", "no --kubeconfig is given", advice)]);
     };
-    let (read, own) = (path.clone(), in_use::folder(&options.places.root_dir));
+    let (read, own) = (path.clone(), files::folder(&options.places.root_dir));
     let folder = own.clone();
     let load = move || in_use::load(&read, Some(&folder), &read_named_file);
     let Some(loaded) = within(LIMIT, load) else {

@@ -5,23 +5,14 @@
 //! that decides is among those whose change is noticed. Leaves to others: when to load again (`net`).
 
 use super::certificate::facts;
+use super::files::{AUTHORITIES, CURRENT, KUBECONFIG, in_place_of, opened, replaces};
 use super::of_pem;
-use super::store::{CURRENT, KUBECONFIG, opened, replaces};
-use super::trust::{self, AUTHORITIES};
 use crate::net::kubeconfig::{
     self, ClientCertificate, FileRead, Kubeconfig, KubeconfigError, MAX_PEM_BYTES, ReadFile,
 };
 use kedge_core::identity::{Certificate, Source, source};
 use kedge_platform::ReadError;
-use std::path::{Path, PathBuf};
-
-/// The folder of the node's own files below `--root-dir`.
-pub(crate) const FOLDER: &str = "pki";
-
-/// Its path.
-pub(crate) fn folder(root_dir: &Path) -> PathBuf {
-    root_dir.join(FOLDER)
-}
+use std::path::Path;
 
 /// Reads a kubeconfig as [`kubeconfig::load_with`] does, with the node's own credential in `own` if that is
 /// newer, or if there is no kubeconfig.
@@ -34,7 +25,7 @@ pub(crate) fn load(path: &Path, own: Option<&Path>, read: &ReadFile) -> Result<K
     let authorities = own.join(AUTHORITIES);
     loaded.files.push(FileRead::begun(&authorities));
     if let Ok(content) = read(&authorities, MAX_PEM_BYTES)
-        && let Some(taken) = trust::in_place_of(&loaded.roots, &content)
+        && let Some(taken) = in_place_of(&loaded.roots, &content)
     {
         loaded.roots = taken;
     }

@@ -5,6 +5,7 @@
 //! (`kedge_core::identity`), verification (rustls), connections (`net`).
 
 pub(crate) mod certificate;
+pub(crate) mod files;
 pub(crate) mod in_use;
 pub(crate) mod request;
 pub(crate) mod store;

@@ -5,7 +5,7 @@
 //! as long as the disk does. Leaves to others: which step comes next (core).
 
 use super::certificate::facts;
-use super::in_use::FOLDER;
+use super::files::{CURRENT, FOLDER, KUBECONFIG, REPLACES, opened, replaces, sealed};
 use super::x509::{self, hex};
 use super::{certificates, of_pem};
 use crate::errors::chain;
@@ -28,9 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// The names in the folder.
-pub(crate) const CURRENT: &str = "current";
-pub(crate) const KUBECONFIG: &str = "kubeconfig";
+/// More names in the folder.
 const NEXT: &str = "next.key";
 const RUNNING: &str = "running";
 /// Before the serial number, and after it.
@@ -38,10 +36,6 @@ const KEPT: (&str, &str) = ("node-", ".pem");
 /// Most names that are read of the folder, and most digits of a serial number (RFC 5280: 20 bytes).
 const LISTED: usize = 1000;
 const SERIAL_DIGITS: usize = 42;
-/// Begins a file: a digest of the rest follows.
-const SEAL: &str = "# sha256 ";
-/// Begins the line with the kubeconfig's certificate that a certificate took the place of.
-const REPLACES: &str = "# replaces ";
 
 /// The parts of the store.
 pub(crate) struct Store {
@@ -311,29 +305,4 @@ fn kept_name(serial: &str) -> String {
 fn serial_of(name: &str) -> Option<&str> {
     let serial = name.strip_prefix(KEPT.0)?.strip_suffix(KEPT.1)?;
     serial.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(serial)
-}
-
-/// A content behind its digest.
-pub(super) fn sealed(content: &[u8]) -> Vec<u8> {
-    [seal(content).as_bytes(), content].concat()
-}
-
-fn seal(content: &[u8]) -> String {
-    format!("{SEAL}{}\n", hex(digest(&SHA256, content).as_ref()))
-}
-
-/// The content behind a digest.
-pub(crate) fn opened(content: &[u8]) -> Result<&[u8], String> {
-    let end = content.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-    let (first, rest) = content.split_at(end);
-    match first == seal(rest).as_bytes() {
-        true => Ok(rest),
-        false => Err("does not have the digest that it begins with".to_owned()),
-    }
-}
-
-/// The certificate that this one took the place of.
-pub(crate) fn replaces(pem: &[u8]) -> Option<String> {
-    let line = pem.split(|byte| *byte == b'\n').next()?;
-    core::str::from_utf8(line).ok()?.strip_prefix(REPLACES).map(str::to_owned)
 }

@@ -5,9 +5,8 @@
 
 use super::kubeconfig::Stamp;
 use super::servers::Servers;
+use crate::identity::files::{AUTHORITIES, KUBECONFIG, name_of};
 use crate::identity::in_use;
-use crate::identity::store::KUBECONFIG;
-use crate::identity::trust::{AUTHORITIES, name_of};
 use kedge_core::pods::ApiServer;
 use kedge_platform::linux::read_named_file;
 use std::path::PathBuf;

@@ -5,7 +5,7 @@
 //! that started it lives and for [`IDLE`] after the last connection; then the agent accepts again, and the
 //! present connections are served to their end. Left to others: the content (`kubelet_api`).
 
-use crate::identity::in_use;
+use crate::identity::files;
 use crate::kubelet_api::node::Node;
 use crate::net::credentials::ApiOptions;
 use crate::options::PortOptions;
@@ -116,7 +116,7 @@ fn shared(options: PortOptions) -> Result<Shared, CommandError> {
         wall.max(kedge_api::EARLIEST_NOW)
     });
     let kubeconfig = agent.kubeconfig.clone().unwrap_or_default();
-    let own = Some(in_use::folder(&agent.places.root_dir));
+    let own = Some(files::folder(&agent.places.root_dir));
     let api = ApiOptions { kubeconfig, own, clock: clock.clone(), proxies: ProxyEnvironment::of_process() };
     let api = Api::open(api).map_err(|error| failed("read the kubeconfig", crate::errors::chain(&error)))?;
     let node_name = agent.node_name.clone().unwrap_or_default();
