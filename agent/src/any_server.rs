@@ -1,6 +1,6 @@
-//! TLS with a server whose certificate nobody vouches for.
+//! TLS with a server whose certificate is not verified.
 //!
-//! Only for what sends nothing secret and believes nothing that it hears, as probes do.
+//! Only for connections that send nothing secret and believe nothing that they receive, such as probes.
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;

@@ -1,8 +1,8 @@
-//! The removals of a decommissioning: what pods, images and configurations left, and, at its end, the
+//! The removals of a decommissioning: first the data of pods, images and configurations, and at its end the
 //! identity.
 //!
 //! Always holds: each can be repeated after a power cut; nothing is removed through a link, or below a mount
-//! point, which may be the host's own directory; the record goes last. Leaves to others: when
+//! point, which may be the host's own directory; the record goes last. Leaves to others: when to remove
 //! (`kedge_core::Decommission`).
 
 use kedge_core::Decommission;
@@ -58,7 +58,7 @@ pub(crate) fn remove_identity(root_dir: &Path, files: &[&Path]) -> Result<(), St
     remove(&root_dir.join(RECORD))
 }
 
-/// Removes a file durably; one that is not there is none.
+/// Removes a file durably; a missing file is no error.
 fn remove(file: &Path) -> Result<(), String> {
     let done = match fs::remove_file(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -24,7 +24,7 @@ impl Head {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_slice())
     }
 
-    /// The same without blanks around it; `None` if it is no text.
+    /// The value without blanks around it; `None` if it is not text.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.value(name).and_then(|value| core::str::from_utf8(value).ok()).map(str::trim)
     }
@@ -47,7 +47,7 @@ pub(crate) fn request(bytes: &[u8], most: usize) -> Result<Option<(String, Strin
     Ok(Some((text(head.method), text(head.path), Head::of(length, head.headers))))
 }
 
-/// The head of a response: status and headers, under the same conditions.
+/// The head of a response: status and headers. `None` and errors as for [`request`].
 pub(crate) fn response(bytes: &[u8], most: usize) -> Result<Option<(u16, Head)>, httparse::Error> {
     let mut headers = vec![httparse::EMPTY_HEADER; most];
     let mut head = httparse::Response::new(&mut headers);

@@ -1,7 +1,7 @@
 //! This node's name: from the flag, or else from the credential that was issued for it, or else from its
 //! host.
 //!
-//! Always holds: a credential that names a node is valid for that node alone, so without a flag its name is
+//! Always holds: a credential that names a node is valid for that node alone. So without a flag its name is
 //! used, and a machine called `raspberrypi` joins as the node that its kubeconfig is for. Leaves to others:
 //! the host's own name, which stays a label.
 
@@ -31,8 +31,8 @@ pub(crate) fn choose(flag: Option<&str>, credential: Option<String>, host: &str)
     NodeName { name, is_credentials }
 }
 
-/// The node that a kubeconfig is for, if it is for one: by its client certificate, or with a token by the name
-/// of its user's entry, as in a bootstrap kubeconfig.
+/// The node that a kubeconfig is for, if it is for one. Its client certificate names the node; with a token
+/// the name of its user entry does, as in a bootstrap kubeconfig.
 pub(crate) fn of_kubeconfig(kubeconfig: &Kubeconfig) -> Option<String> {
     let user = match &kubeconfig.client_certificate {
         Some(certificate) => subject_name(certificate.chain.first()?)?,

@@ -200,8 +200,8 @@ fn used_note(part: Part) -> String {
     format!(".used-{}", part.name())
 }
 
-/// Removes a bootstrap kubeconfig whose token has led to a certificate, and where it was handed over on the
-/// EFI partition also that copy; a note keeps one that cannot be removed from being installed again. May be
+/// Removes a bootstrap kubeconfig whose token has led to a certificate, and its copy on the EFI partition if
+/// it was handed over there. If a copy cannot be removed, a note keeps it from being installed again. May be
 /// called again, and after any power cut. Blocks as long as the disk does.
 pub fn forget_bootstrap(path: &Path) {
     let efi = slot::host::is_image(&Roots::default()).then(|| Path::new(EFI).join("kedge"));

@@ -317,8 +317,8 @@ fn bounding(host: &LinuxHost) -> Capacity {
     }
 }
 
-/// The decommissioning that was begun. At its end the identity is removed: then, or if that fails, nothing is
-/// asked of a server any more.
+/// The decommissioning that was begun. At its end the identity is removed. Then, or if that fails, no request
+/// is sent to a server any more.
 fn leave(options: &AgentOptions) -> Option<Decommission> {
     let record = decommission::begun(&options.places.root_dir)?;
     if record.phase != Phase::Leaving {

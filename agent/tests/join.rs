@@ -1,5 +1,5 @@
-//! `kedge join` against servers that are not what they seem: real TLS, the program as it is delivered, and an
-//! agent of which only the socket is there.
+//! `kedge join` against false servers: real TLS, the program as it is delivered, and a fake agent that has
+//! only the socket.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod net_server;

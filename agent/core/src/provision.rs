@@ -144,8 +144,8 @@ pub fn provide(part: Part, handed: Option<(&[u8], &str)>, own: &Own, dealt_with:
     acts
 }
 
-/// Whether this handover has led to a certificate already: a token in a firmware's strings cannot be taken out
-/// of them, and is not installed again. `used`: the note about the last one that has.
+/// Whether this handover has led to a certificate already. A token in a firmware's strings cannot be removed
+/// from them, so a used one is not installed again. `used`: the note about the last handover that led to one.
 pub fn is_used(handed: &[u8], used: Option<&str>) -> bool {
     used == Some(&digest(handed))
 }

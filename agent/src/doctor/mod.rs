@@ -53,7 +53,7 @@ pub fn run(options: &AgentOptions, output: Output) -> bool {
     findings.iter().all(|finding| finding.level != Level::Fail)
 }
 
-/// The running agent's own word about its credential.
+/// The running agent's report about its credential.
 fn identity(report: &serde_json::Value) -> Option<Finding> {
     let state = report["state"].as_str()?;
     let found = crate::status::identity(report);

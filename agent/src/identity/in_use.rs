@@ -1,7 +1,7 @@
 //! The credential in use: the kubeconfig with the certificate that this node has renewed, or the kubeconfig
-//! that it has made when it joined.
+//! that the node made when it joined.
 //!
-//! Always holds: a damaged file of the node's own is as good as none, where there is a kubeconfig; every file
+//! Always holds: where there is a kubeconfig, a damaged file of the node's own counts as missing; every file
 //! that decides is among those whose change is noticed. Leaves to others: when to load again (`net`).
 
 use super::certificate::facts;

@@ -53,7 +53,7 @@ pub(crate) fn ask(client: &Client, wanted: &Wanted<'_>) -> Result<State, NetErro
                 why,
             })
         }
-        // our hub does not say of a request which this node has not made whether it exists
+        // our hub does not reveal whether a request exists that this node has not made
         Err(error) if matches!(error.status(), Some(401 | 403 | 404)) => {
             let body = json!({
                 "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
@@ -64,7 +64,7 @@ pub(crate) fn ask(client: &Client, wanted: &Wanted<'_>) -> Result<State, NetErro
                 },
             });
             match client.request(&Request::post(REQUESTS, body.to_string().into_bytes(), DEADLINE)) {
-                // somebody else's
+                // the name belongs to somebody else's request
                 Err(made) if made.status() == Some(409) => Err(error),
                 made => made.map(|_| State::Made),
             }
@@ -93,7 +93,7 @@ fn state(found: &Value, date: Option<u64>) -> Result<State, String> {
     pem.map(State::Signed).map_err(|error| format!("the certificate is not base64: {error}"))
 }
 
-/// An answer that is no answer, as one that can be shown.
+/// An error as text for a report.
 pub(crate) fn shown(error: &NetError) -> String {
     excerpt_of(&error.to_string(), 1000)
 }

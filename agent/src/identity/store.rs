@@ -1,8 +1,8 @@
 //! The node's own key and certificate on the disk, `pki/` below `--root-dir`: performs core's steps.
 //!
-//! Always holds: each step is one durable change; every file begins with a digest of the rest, so that a
-//! changed bit makes it unusable rather than wrong; a certificate is written only beside its own key. Blocks
-//! as long as the disk does. Leaves to others: which step comes next (core).
+//! Always holds: each step is one durable change. Every file begins with a digest of the rest, so a changed
+//! bit makes it unusable rather than wrong. A certificate is written only beside its own key. Blocks as long
+//! as the disk does. Leaves to others: which step comes next (core).
 
 use super::certificate::facts;
 use super::files::{CURRENT, FOLDER, KUBECONFIG, REPLACES, opened, replaces, sealed};
@@ -31,7 +31,7 @@ use tokio::sync::Notify;
 /// More names in the folder.
 const NEXT: &str = "next.key";
 const RUNNING: &str = "running";
-/// Before the serial number, and after it.
+/// Parts of a certificate's file name: before the serial number, and after it.
 const KEPT: (&str, &str) = ("node-", ".pem");
 /// Most names that are read of the folder, and most digits of a serial number (RFC 5280: 20 bytes).
 const LISTED: usize = 1000;

@@ -1,9 +1,10 @@
 //! The certificate authorities that this node trusts, while a hub replaces its own: `pki/authorities` takes
 //! the place of the kubeconfig's.
 //!
-//! Always holds: a set is taken only if the server whose certificate is good under the present set sends it,
-//! has announced it, and is good under the new set, too; a kubeconfig with other authorities of its own ends
-//! it. Blocks for the network and the disk. Leaves to others: when (core), the use for connections (`net`).
+//! Always holds: three checks precede a new set. The server that sends it has a good certificate under the
+//! present set, has announced the new set, and has a good certificate under that, too. A kubeconfig with
+//! other authorities of its own ends the set. Blocks for the network and the disk. Leaves to others: when to
+//! take a set (core), its use for connections (`net`).
 
 use super::certificates;
 use super::files::{AUTHORITIES, FOLDER, REPLACES, name_of, sealed};

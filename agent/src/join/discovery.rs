@@ -1,10 +1,10 @@
-//! Who is there: the authority of a cluster that a new node knows by its address, a token and a pin alone, as
-//! kubeadm's discovery does it.
+//! Finds the authority of a cluster of which a new node knows only the address, a token and a pin, as
+//! kubeadm's discovery does.
 //!
-//! The ConfigMap `kube-public/cluster-info` is read twice. The first time nothing of the server is believed:
-//! its authority must have a pinned public key, and a signature of this token, if there is one, must be its
-//! own; without a pin there must be one. The second time the server's own certificate must verify under the pinned
-//! authority, and what it sends then is taken. Always holds: nothing secret is sent; each failure names the
+//! The ConfigMap `kube-public/cluster-info` is read twice. The first time the server is not trusted: its
+//! authority must have a pinned public key. A signature by this token, if there is one, must be right;
+//! without a pin there must be one. The second time the server's certificate must verify under the pinned
+//! authority, and the content is accepted. Always holds: nothing secret is sent; each failure names the
 //! check. Leaves to others: the connection (`net::unknown_server`), trying again (`join`).
 
 use crate::identity::certificate::{EXPLICIT_VERSION, SEQUENCE, value};
@@ -32,7 +32,7 @@ pub(crate) struct Authorities {
     pub(crate) trusted: Vec<CertificateDer<'static>>,
 }
 
-/// Why they are not known.
+/// Why the authorities are not known.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// No answer: worth trying again.
@@ -41,7 +41,7 @@ pub(crate) enum Fault {
     Final(String),
 }
 
-/// `pins`: of the authority; none if any is to be believed that the token has signed.
+/// `pins`: of the authority. Without pins any authority is accepted that the token has signed.
 pub(crate) fn discover(
     server: &ServerAddress,
     token: &Token,
@@ -97,7 +97,8 @@ fn judge(config_map: &[u8], token: &Token, pins: &[Pin]) -> Result<Authorities, 
             expected.join(", ")
         ));
     }
-    // of a batch of tokens none signs: the pin alone vouches then, and the server knows the token or not
+    // tokens of a batch sign nothing: the pin alone vouches, and the first request shows whether the server
+    // knows the token
     match part(&format!("jws-kubeconfig-{}", token.id)) {
         Some(signature) if has_signed(token, signature, kubeconfig) => {}
         Some(_) => {

@@ -1,10 +1,10 @@
 //! `kedge join`: makes this machine a node of a cluster, by one line and a token.
 //!
-//! It finds out who the cluster is (`discovery`), leaves the agent a bootstrap kubeconfig, sees to it that the
-//! agent runs, and says what it waits for until the node is Ready. The agent makes the key and asks for the
-//! certificate: it would do so without this command, and goes on when this ends. Always holds: nothing is
-//! written before every check has passed; a node that has joined is not moved to another cluster, nor
-//! renamed; given again, the line ends with the same result. The token is in no output.
+//! It verifies the cluster (`discovery`), writes the agent's bootstrap kubeconfig, starts the agent, and
+//! shows what the node waits for until it is Ready. The agent makes the key and asks for the certificate; it
+//! does so without this command, and continues when this ends. Always holds: nothing is written before every
+//! check has passed. A node that has joined is neither moved to another cluster nor renamed. A repeated line
+//! ends with the same result. The token is in no output.
 
 pub(crate) mod bootstrap;
 pub mod discovery;
@@ -30,10 +30,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use token::Token;
 use waiting::{Step, step};
 
-/// Between looks at the agent, and between tries to reach the server.
+/// Pause between looks at the agent, and between tries to reach the server.
 const PAUSE: Duration = Duration::from_millis(500);
 const RETRY: Duration = Duration::from_secs(2);
-/// A change is shown at once; the same wait once in this time.
+/// A new wait is shown at once, the same one again after this time.
 const REPEAT: Duration = Duration::from_secs(10);
 
 /// The names of freshly installed machines: two of them in one cluster would be one node.
@@ -42,7 +42,7 @@ const EVERYBODYS: [&str; 5] = ["localhost", "raspberrypi", "debian", "ubuntu", "
 /// `kedge join`.
 ///
 /// # Errors
-/// The node did not join, or is not Ready within the time; with what to do.
+/// The node did not join, or was not Ready in time. The text names what to do.
 pub fn run(options: &JoinOptions) -> Result<(), CommandError> {
     join(options).map_err(CommandError::new)
 }

@@ -1,7 +1,7 @@
-//! A bootstrap token, `ID.SECRET` as kubeadm's: what a new node shows in place of a certificate.
+//! A bootstrap token, `ID.SECRET` as kubeadm's: a new node shows it in place of a certificate.
 //!
-//! Always holds: its secret is in no message, no log and no `Debug`; it is read from a file or from standard
-//! input, never from the command line, which every user sees.
+//! Always holds: its secret is in no message, no log and no `Debug` output. It is read from a file or from
+//! standard input, never from the command line, which every user of the machine can see.
 
 use std::fmt;
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! What a joining node still waits for, by the report of its agent (`kedge status`).
 //!
-//! Always holds: each sentence names the step, and what a person can do if one must. Leaves to others: asking
-//! the agent, printing (`join`).
+//! Always holds: each sentence names the step, and the remedy if a person must act. Leaves to others: reading
+//! the report, printing (`join`).
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ pub(crate) enum Step {
     Ready,
     /// The sentence for people.
     Waits(String),
-    /// It will not go on by itself.
+    /// The node will not become Ready without help.
     Over(String),
 }
 

@@ -396,8 +396,8 @@ impl Api {
         }
     }
 
-    /// Whether the server at this place of their order has this node, or, with a credential that is no
-    /// node's, whether it answers.
+    /// Whether the server at this place in the order answers for this node's Node. With a credential that is
+    /// not a node's, any answer counts.
     fn answers(self: &Arc<Self>, at: usize) -> bool {
         let Some(access) = self.credentials.access_to(at) else { return false };
         let path = access.node.as_ref().map_or("/version".to_owned(), |node| format!("/api/v1/nodes/{node}"));
@@ -616,7 +616,7 @@ impl Client {
         Ok((reader, asked, date_unix_secs))
     }
 
-    /// `may_wait`: a connection with the credential before will do.
+    /// `may_wait`: a connection with the previous credential is accepted.
     fn agent(&self, access: &Access, may_wait: bool) -> Agent {
         let mut kept = locked(&self.0.agent);
         match kept.as_ref() {

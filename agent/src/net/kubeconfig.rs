@@ -49,7 +49,7 @@ pub struct Kubeconfig {
     pub path: PathBuf,
     /// The context in use: `current-context`.
     pub context: String,
-    /// The name of its user's entry; empty without one.
+    /// The name of the kubeconfig's user entry; empty without one.
     pub user: String,
     pub server: ServerAddress,
     /// The name the server's certificate must carry: `tls-server-name`, else the host of `server`.

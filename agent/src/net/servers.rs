@@ -1,9 +1,9 @@
 //! Which API server is used, of those that the configuration (`kedge.servers`) and the kubeconfig name.
 //!
-//! Always holds: one server at a time, for all streams: what one of them says means nothing to another. A
-//! server is left only for one that answers this node, so an outage of all changes nothing. The first that
-//! answers in their order is used, the kubeconfig's own last; one that is used although an earlier one exists
-//! is left for that once it answers. Leaves to others: the question whether one answers (`client`), the
+//! Always holds: all streams use one server at a time, because versions of one server mean nothing to
+//! another. A server is left only for one that answers this node, so an outage of all changes nothing. The
+//! first that answers in their order is used, the kubeconfig's own last; while a later one is used, the
+//! earlier ones are tried from time to time. Leaves to others: whether a server answers (`client`), the
 //! connections (`credentials`).
 
 use crate::locks::locked;
@@ -77,8 +77,8 @@ impl Servers {
         used.as_ref().map(|used| ApiServer { host: used.host.clone(), port: used.port })
     }
 
-    /// How many of them, from the first on, should be looked at now, after an answer or, if `has_failed`,
-    /// without one. While the look is under way there is no other.
+    /// How many of them, from the first on, should be looked at now: after an answer, or if `has_failed`
+    /// without one. No second look begins while one is under way.
     pub(super) fn begin_look(&self, own: &ServerAddress, has_failed: bool, now: Instant) -> Option<usize> {
         if locked(&self.0.wanted).is_empty() {
             return None;

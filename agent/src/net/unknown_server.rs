@@ -1,9 +1,9 @@
-//! One read from a server of which nothing is known yet but its address, and perhaps an authority: the first
-//! step of `kedge join`.
+//! One read from a server of which nothing is known but its address, and perhaps an authority: the first step
+//! of `kedge join`.
 //!
-//! Always holds: no credential is sent, the server's signature in the handshake is checked even if its
-//! certificate is not, and the answer is bounded. An answer whose certificate nobody checked proves nothing;
-//! the caller (`join::discovery`) judges it.
+//! Always holds: no credential is sent; the server's signature in the handshake is checked even if its
+//! certificate is not; the answer is bounded. An answer under an unverified certificate proves nothing; the
+//! caller (`join::discovery`) judges it.
 
 use super::client::{MAX_STATUS_BYTES, describe, is_untrusted, refusal};
 use super::error::NetError;

@@ -159,7 +159,7 @@ struct Unnamed {
     must_sweep: bool,
 }
 
-/// Changes of the list of bad configs that others request or make.
+/// Changes to the list of bad configs that came from outside: requests, and edits by hand.
 #[derive(Debug, Clone)]
 struct Forgiving {
     /// UIDs from `kedge config forgive`.

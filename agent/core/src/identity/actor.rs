@@ -1,7 +1,7 @@
-//! When to do what `plan` says, and what to say about it.
+//! When to do the steps of `plan`, and what to log and report about them.
 //!
-//! Always holds: one step or request is under way at a time; whatever fails is tried again, after growing
-//! pauses that differ between nodes; a rest causes no wake-up. Leaves to others: what to do (`plan`).
+//! Always holds: one step or request is under way at a time; a failed one is tried again, after growing
+//! pauses that differ between nodes; a rest causes no wake-up. Leaves to others: which step is next (`plan`).
 
 use super::plan::{Plan, Situation, plan};
 use super::{Asked, By, Certificate, Found, IdentityAction, IdentityEvent, Key, Step};
@@ -14,7 +14,7 @@ use crate::turn::Turn;
 use kedge_api::Timestamp;
 use std::time::Duration;
 
-/// Between reads of a request that waits: half of the time that it has waited, within these limits.
+/// Pause between reads of a waiting request: half of the time that it has waited, within these limits.
 const SHORTEST_POLL: Duration = Duration::from_secs(2);
 const LONGEST_POLL: Duration = Duration::from_secs(3600);
 /// Longest pause after a request without an answer, after one that was refused, and after a step of the disk
@@ -22,29 +22,29 @@ const LONGEST_POLL: Duration = Duration::from_secs(3600);
 const LONGEST_SILENCE: Duration = Duration::from_secs(60);
 const LONGEST_REFUSAL: Duration = Duration::from_secs(3600);
 const LONGEST_FAULT: Duration = Duration::from_secs(300);
-/// After a request that was denied: the first pause, and the longest.
+/// Pause after a request that was denied: the first one, and the longest.
 const FIRST_DENIAL: Duration = Duration::from_secs(3600);
 const LONGEST_DENIAL: Duration = Duration::from_secs(86_400);
 /// How long the server must have refused the credential: one answer can be a mistake.
 const REFUSED_FOR: Duration = Duration::from_secs(15);
 /// How long a request for the next key may wait at a server that refuses everything else.
 const NEXT_KEY_WAITS: Duration = Duration::from_secs(600);
-/// Between looks at the files: without a credential, and with one.
+/// Pause between looks at the files: without a credential, and with one.
 const LOOK_FOR_ONE: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_secs(6 * 3600);
-/// Between two thoughts at rest.
+/// Pause between two decisions while nothing is due.
 const REST: Duration = Duration::from_secs(5);
 /// A fleet that finds a new hub, or was flashed in one hour, begins its renewals within this time.
 const SPREAD: Duration = Duration::from_secs(600);
 /// Least time between two renewals by one process: a clock that runs ahead of the issuer's must not renew
 /// without end. It doubles up to a tenth of the life.
 const FIRST_REPEAT: Duration = Duration::from_secs(3600);
-/// Between writes of the running time while the clock cannot be right, doubled each time: flash wears, and at
-/// most half of the time is lost.
+/// Time between writes of the running time while the clock cannot be right, doubled each time: flash wears,
+/// and at most half of the time is lost.
 const FIRST_SAVE: Duration = Duration::from_secs(3600);
 const LONGEST_SAVE: Duration = Duration::from_secs(86_400);
 
-/// What others want of the credential.
+/// Wishes of others about the credential.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wishes {
     /// `rotateCertificates`.
@@ -100,7 +100,7 @@ pub(crate) struct IdentityActor {
     found: Option<Found>,
     looked: Duration,
     flight: Option<Flight>,
-    /// Nothing is done before; whether that needs a wake-up.
+    /// No step begins before this time; and whether the end of the pause needs a wake-up.
     pause: (Duration, bool),
     /// The bootstrap kubeconfig was removed, or cannot be.
     is_token_spent: bool,
@@ -122,7 +122,7 @@ pub(crate) struct IdentityActor {
     state: State,
     /// For people.
     message: Option<String>,
-    /// A new certificate is in use: requests that wait need not.
+    /// A new certificate is in use: requests that wait after a refusal may be sent now.
     pub(crate) has_news: bool,
     /// For Events about the Node.
     pub(crate) notices: Vec<Notice>,
@@ -255,7 +255,7 @@ impl IdentityActor {
         self.wait(LONGEST_FAULT, turn);
     }
 
-    /// Logs it, unless it is what was said last.
+    /// Logs it, unless it was the last line logged.
     fn say(&mut self, level: Level, what: String, turn: &mut Turn) {
         if self.message.as_ref() != Some(&what) {
             turn.log(level, format!("identity: {what}"));
@@ -315,13 +315,13 @@ impl IdentityActor {
         let Some(prepared) = &mut self.prepared else { return };
         let since = now.saturating_sub(*prepared.waits.get_or_insert(now));
         if key == Key::Next && self.refused.is_some() && since >= NEXT_KEY_WAITS {
-            // the request stays, and nobody asks for its certificate any more
+            // the request stays on the server, and no node fetches its certificate any more
             (self.is_next_unknown, self.prepared) = (true, None);
             return;
         }
         let why = why.map(|why| format!(": {why}")).unwrap_or_default();
         self.backoff.succeeded();
-        // the first moment is the approver's
+        // the hub's approval takes a moment: only a longer wait is reported
         if since >= SHORTEST_POLL {
             self.state = State::Waiting;
             self.say(

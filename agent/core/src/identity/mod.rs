@@ -1,11 +1,11 @@
 //! The node's own credential: how it joins with a token, and renews its certificate.
 //!
-//! Owns the decisions: `plan` is what to do for what is on the disk, `actor` when. Always holds: the files are
-//! the only memory, so that a power cut between any two steps is a state to start from; a key is on the disk
-//! before anybody is asked about it, and a key that is there is used before another is made; a certificate is
-//! used only once it is durable, and the files before it go only then; nothing here ends a request, a
-//! connection or the process. Leaves to others: keys and bytes (the shell; no private key comes here), and
-//! which requests use the certificate (`net`).
+//! Owns the decisions: `plan` is what to do for what is on the disk, `actor` when. Always holds: the files
+//! are the only memory, so a power cut between any two steps leaves a state to start from. A key is on the
+//! disk before any server sees a request for it, and an existing key is used before another is made. A
+//! certificate is used only once it is durable, and older files are removed only then. Nothing here ends a
+//! request, a connection or the process. Leaves to others: keys and bytes (the shell; no private key comes
+//! here), and which requests use the certificate (`net`).
 
 pub(crate) mod actor;
 mod plan;

@@ -30,7 +30,7 @@ pub struct Situation {
     pub is_next_unknown: bool,
     /// The last request showed the node's own credential, which was refused.
     pub own_was_refused: bool,
-    /// A certificate that was issued and is not on the disk yet, and its key.
+    /// A certificate that was issued but is not on the disk so far, and its key.
     pub issued: Option<(Key, Certificate, Vec<u8>)>,
 }
 
@@ -55,9 +55,9 @@ pub enum Source {
     Own,
 }
 
-/// The source of the two: the kubeconfig's certificate, if there is one, or the node's own. The own one is the
-/// newer if it took the place of the present kubeconfig's, or if the same issuer has counted on since. A
-/// kubeconfig that came later has another certificate.
+/// The source of the credential in use: the kubeconfig's certificate, if there is one, or the node's own. The
+/// own one is newer if it took the place of the present kubeconfig's, or if the same issuer has given it a
+/// greater number. A kubeconfig that came later has another certificate.
 pub fn source(given: Option<&Certificate>, own: &Certificate) -> Source {
     let is_newer = given.is_none_or(|given| {
         let is_counted_later = given.issuer == own.issuer && given.number < own.number;
@@ -153,7 +153,7 @@ fn install(found: &Found, key: Key, issued: &Certificate, pem: &[u8]) -> Step {
         (Given::Nothing | Given::Unusable(_), _) if !found.has_generated && found.can_join => {
             Step::WriteKubeconfig
         }
-        // nobody needs it any more
+        // the certificate is for the current key, so the next key is not needed
         (_, Key::Current) if found.next.is_some() => Step::RemoveKey,
         _ if is_kept => Step::Point(issued.serial.clone()),
         _ => Step::Keep { key, serial: issued.serial.clone(), pem: pem.to_vec() },
@@ -196,7 +196,8 @@ fn renew(found: &Found, now: &Situation, certificate: &Certificate, source: Sour
     if found.has_leftover_token && found.current.is_some() {
         return Plan::Step(Step::RemoveToken);
     }
-    // the certificate of the kubeconfig is exchanged at once, as no other ever is: once
+    // a hub's numbers begin with its upgrade: a kubeconfig's certificate without one is exchanged at once,
+    // and only once
     let is_exchanged = now.gives_numbers && certificate.number == 0 && source == Source::Kubeconfig;
     let is_wanted = now.rotate.is_some_and(|number| certificate.number <= number);
     let is_due = is_exchanged || certificate.is_due(now);
@@ -287,7 +288,7 @@ mod tests {
         check(&found, &Situation { is_accepted: false, ..at(due) }, Plan::Rest);
         found.next = Some("81".into());
         check(&found, &at(due), Plan::Ask(Key::Next, By::Own));
-        // a renewal that was cut goes on, also under a clock that fell back
+        // a renewal that was cut continues, also under a clock that fell back
         check(&found, &at(ISSUED), Plan::Ask(Key::Next, By::Own));
         let endless = Certificate { not_after: u64::MAX, issued: 0, ..Certificate::default() };
         assert!(endless.due() > u64::MAX / 2);
@@ -350,7 +351,7 @@ mod tests {
         check(&found, &at(ISSUED), Plan::Rest);
         let numbers = Situation { gives_numbers: true, ..at(ISSUED) };
         check(&found, &numbers, Plan::Step(Step::MakeKey));
-        // a server that broke its word is not asked again and again
+        // a server that accepted the certificate and then refuses it is not asked again and again
         found.current =
             Some(Certificate { id: "new".into(), replaces: Some(given.id), ..certificate(0, "81") });
         check(&found, &numbers, Plan::Rest);

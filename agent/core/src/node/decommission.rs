@@ -1,11 +1,11 @@
-//! The end of a node for good, as an administrator asked for it: pods end, their data, images and
-//! configurations are removed, this is reported, and then the identity is removed.
+//! The end of a node for good, by an administrator's annotation. Pods end; their data, images and
+//! configurations are removed; the node reports this; then its identity is removed.
 //!
-//! Always holds: each phase is durable before its work begins, and its work can be repeated, so that a power
-//! cut anywhere leads to the same end; the identity goes last, after the API server has accepted the report,
-//! for without it nothing can be reported; an annotation that names another Node's UID is ignored, for a Node
-//! of the same name may be meant for another device. It is not taken back once it has begun. Leaves to
-//! others: removing (the agent), ending pods (`pods::actor`).
+//! Always holds: each phase is durable before its work begins, and its work can be repeated, so a power cut
+//! anywhere leads to the same end. The identity goes last, after the API server has accepted the report,
+//! because without it nothing can be reported. An annotation with another Node's UID is ignored, because a
+//! Node of the same name may be meant for another device. A decommissioning that has begun is not taken back.
+//! Leaves to others: removing (the agent), ending pods (`pods::actor`).
 
 use crate::answer::{Answer, Level};
 use crate::event::Action;
@@ -14,7 +14,7 @@ use kedge_api::{self as api, excerpt};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Between two tries of a step that failed.
+/// Pause between two tries of a step that failed.
 const AGAIN: Duration = Duration::from_secs(60);
 /// A server that answers the report with nothing but 401 for this long has denied the credential: it had
 /// accepted the report, and its answer was lost.
@@ -46,14 +46,14 @@ pub struct Decommission {
     /// The Node that is ended.
     #[serde(rename = "nodeUID")]
     pub node_uid: String,
-    /// The disk should be discarded, too.
+    /// The annotation has `,wipe`: the disk is to be discarded. Nothing acts on it so far.
     #[serde(default)]
     pub wipe: bool,
     pub phase: Phase,
 }
 
 impl Decommission {
-    /// What the Node asks for, if it does so for itself.
+    /// The request in the Node's annotation, if it is for this very Node.
     fn asked(node: &api::Node) -> Option<Self> {
         let text = node.metadata.annotations.get(api::DECOMMISSION_ANNOTATION)?;
         let (uid, wipe) = text.split_once(',').map_or((text.as_str(), ""), |(uid, wipe)| (uid, wipe));
@@ -68,7 +68,7 @@ impl Decommission {
     }
 
     /// # Errors
-    /// It is no such record.
+    /// The content is not a record of a decommissioning.
     pub fn read(content: &[u8]) -> Result<Self, String> {
         let record: Self = api::read::from_slice(content).map_err(|error| error.to_string())?;
         let is_one = record.api_version == RECORD_VERSION && record.kind == RECORD_KIND;

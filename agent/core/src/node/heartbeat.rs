@@ -102,7 +102,7 @@ impl Heartbeat {
     }
 
     /// The Node as last seen; `None` if it does not exist. `is_whole`: with its status. The Lease of a new
-    /// one is claimed at once. Returns whether the server, which refused statuses, takes them again.
+    /// Node is claimed at once. Returns whether the server, which refused statuses, accepts them again.
     pub(crate) fn node(&mut self, node: Option<&api::Node>, is_whole: bool, turn: &mut Turn) -> bool {
         let takes_again = match node {
             Some(node) if is_whole => self.node_seen(node, turn),
@@ -140,7 +140,8 @@ impl Heartbeat {
         (self.offered, self.written, self.rival) = (None, None, Rival::default());
     }
 
-    /// The longest pause between writes that answer somebody else's, and between reports without news.
+    /// The longest pause before this node writes again what another writer changed, and between reports
+    /// without news.
     pub(crate) fn longest_pause(&self, config: &Config, now: Now) -> Duration {
         let frequency = config.node_status_report_frequency;
         if self.rival.is_there(now.mono) { frequency.max(rival::PAUSE) } else { frequency }
@@ -286,8 +287,8 @@ impl Heartbeat {
         self.status.says_decommissioned()
     }
 
-    /// A server that knows two machines of this name takes statuses from the first: the next try is far
-    /// away, or when the Node shows that the other one is gone.
+    /// A server that knows two machines of this name takes statuses from the first only. The next try is an
+    /// hour away, or comes when the Node shows that the other machine is gone.
     pub(crate) fn status_failed(&mut self, answer: &Answer, turn: &mut Turn) {
         self.offered = None;
         if answer.is_about_a_duplicate() {

@@ -427,10 +427,10 @@ impl NodeObject {
         }
     }
 
-    /// Notices that somebody overwrote the annotation: a late request of an earlier run, or another
-    /// client. It is sent again after growing pauses, so that two writers do not fight in a loop. A version of the
-    /// Node older than our write shows the earlier text. A server that drops the annotation does not get it
-    /// again.
+    /// Notices that somebody overwrote the annotation: a late request of an earlier run, or another client.
+    /// The annotation is sent again after growing pauses, so that two writers do not fight in a loop. A
+    /// version of the Node older than our write shows the earlier text. A server that drops the annotation
+    /// does not get it again.
     fn note_overwritten_annotation(&mut self, turn: &mut Turn) {
         let (Some(annotation), Some(node)) = (&self.annotation, &self.node) else { return };
         let Some(there) = node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION) else { return };

@@ -1,18 +1,18 @@
 //! Another machine that reports as this node: a copy of its disk, or of its virtual machine, has the same
 //! credential and the same name.
 //!
-//! Always holds: it is believed only once this process's own report was replaced twice by that of another
-//! boot, or once the server has said so; a report of this machine's previous boot, which a watch may show
-//! late, is not enough. Leaves to others: the pace of writing while there is one (`heartbeat`).
+//! Always holds: one replaced report is not enough, because a watch may show the report of this machine's
+//! previous boot late. It takes two reports of this process that another boot replaced, or the server's own
+//! refusal. Leaves to others: the pace of writing while there is a rival (`heartbeat`).
 
 use crate::report::AnotherMachine;
 use kedge_api::{NodeSystemInfo, excerpt};
 use std::time::Duration;
 
-/// What a node writes because of the other machine's writes, and its reports without news, come this rarely:
-/// together the two then cost less than one node alone. Their Leases are renewed as always.
+/// Pause between writes that answer the other machine's writes, and between reports without news: together
+/// the two machines then write less than one node alone. Their Leases are renewed as always.
 pub(crate) const PAUSE: Duration = Duration::from_secs(60 * 60);
-/// It is forgotten if it did not report for this long.
+/// A rival is forgotten if it has not reported for this long.
 const FORGOTTEN_AFTER: Duration = PAUSE.saturating_mul(2);
 /// So many of this process's reports must have been replaced.
 const TIMES: u32 = 2;
@@ -22,13 +22,13 @@ pub(crate) struct Rival {
     machine_id: String,
     replaced: u32,
     last: Duration,
-    /// This process has not reported since it was counted last.
+    /// The last report of this process was counted as replaced: it has not reported since.
     is_counted: bool,
     /// The server refused a status, because the other machine was there first.
     refused: Option<Refused>,
 }
 
-/// Whether the Node has shown since that there are two.
+/// Whether the Node has shown the condition about two machines since the refusal.
 #[derive(Debug, Clone, Copy)]
 struct Refused {
     is_shown: bool,
@@ -60,8 +60,8 @@ impl Rival {
         self.last = now;
     }
 
-    /// The Node was read: `is_shown` if it says that two machines renew its Lease. Returns whether a refusal
-    /// is over: it said so and does no more.
+    /// The Node was read; `is_shown`: its condition says that two machines renew its Lease. Returns whether a
+    /// refusal is over: the condition was shown and is shown no more.
     pub(crate) fn shown(&mut self, is_shown: bool) -> bool {
         let Some(refused) = &mut self.refused else { return false };
         let is_over = refused.is_shown && !is_shown;

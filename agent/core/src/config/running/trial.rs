@@ -1,8 +1,8 @@
 //! The running time of the config in use: its trial, its progress on disk, its silence, and how long pods are
 //! held.
 //!
-//! Always holds: promotion needs a renewal at the end of the trial; what a power cut may undo is saved by
-//! `Terms::save_every_ms`. Leaves to others: the thresholds (`judge`) and the writes (`running`).
+//! Always holds: promotion needs a renewal at the end of the trial; time that a power cut may undo is saved
+//! every `Terms::save_every_ms`. Leaves to others: the thresholds (`judge`) and the writes (`running`).
 
 use crate::answer::Now;
 use crate::config::digest::Identity;
