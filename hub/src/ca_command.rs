@@ -1,8 +1,8 @@
 //! `kedge-hub ca new|status|switch|retire`: one authority replaces another, step by step.
 //!
 //! Always holds: a step that would cut nodes off is refused, with the number of nodes, unless the operator
-//! gives up that many with `--leave`; the running hub is asked before each such step, because it alone knows
-//! what the nodes report; a line in the audit log comes before the step. The steps are taken on disk and hold
+//! gives up that many with `--leave`. The running hub answers before each such step, because it alone knows
+//! the nodes' reports. A line in the audit log comes before the step. The steps are taken on disk and hold
 //! from the hub's next start on. Left to others: the files (`pki`), the count of nodes
 //! (`server::authorities`).
 
@@ -106,7 +106,7 @@ fn roles(disk: &[Known]) -> Vec<(u64, String)> {
     disk.iter().map(|known| (u64::from(known.number), known.role.name().to_owned())).collect()
 }
 
-/// What the running hub says.
+/// The running hub's answer.
 struct Seen {
     /// Number and role of each authority that it has opened.
     roles: Vec<(u64, String)>,
@@ -139,7 +139,8 @@ impl Seen {
         }
     }
 
-    /// Whether the hub runs with what is on disk: otherwise its nodes report about something else.
+    /// Whether the hub has opened the authorities that are on disk: otherwise its nodes report about another
+    /// set.
     fn has_opened(&self, data_dir: &Path) -> Result<(), String> {
         let disk = pki::on_disk(data_dir).map_err(|error| error.to_string())?;
         match self.roles == roles(&disk) {

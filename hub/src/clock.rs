@@ -1,8 +1,8 @@
 //! Keeps the newest time that the hub trusted over restarts, and logs when the clock becomes wrong or right.
 //!
 //! Always holds: only a time that was not wrong is noted, so a hub that starts twice with a wrong clock does
-//! not take it for right. Left to others: the judgement (`kedge_hub_core::controllers::Clock`), and what
-//! depends on it.
+//! not trust it the second time. Left to others: the judgement (`kedge_hub_core::controllers::Clock`), and
+//! its consequences.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! Ends resumable TLS sessions at each new denial. Explains the end of each denial, by whatever act it ended: a
-//! line in the log and in the audit log, and for a node an event.
+//! Ends resumable TLS sessions at each new denial. Explains the end of each denial, by whatever act it ended:
+//! a line in the log and in the audit log, and for a node an event.
 //!
-//! Always holds: a denial that ended stays in the directory's marker until it is explained, so one that ended
+//! Always holds: a denial that ended stays in the directory's marker until it is explained. So one that ended
 //! just before a crash, or with a store that was replaced, is explained by the next start. Left to others:
 //! the rules of the list (`kedge_hub_core::identity::denied`), and the answers of commands that edit it
 //! (`server::node_access`).

@@ -180,8 +180,8 @@ impl Hub {
         }
     }
 
-    /// Marks the Nodes after a restore, before any node can read its own; the next start goes on if this one is
-    /// killed, or its disk takes no writes.
+    /// Marks the Nodes after a restore, before any node can read its own. If this start is killed, or the
+    /// disk takes no writes, the next one continues.
     fn mark_restored(&self) {
         let Some(marker) = &self.marker else { return };
         let id = marker.known().map_or(0, |known| known.restored);
@@ -220,8 +220,8 @@ impl Hub {
         marker.change(|known| known.restored = 0);
     }
 
-    /// Creates the system namespaces and the default roles before the first request, so that the version which
-    /// a client sees at the start stays the latest until a client changes something.
+    /// Creates the system namespaces and the default roles before the first request. So the version that a
+    /// client sees at the start stays the latest until a client changes something.
     fn make_namespaces(&self) {
         let account = |name| json!({"metadata": {"name": service_accounts::NAME, "namespace": name}});
         let missing = kinds::namespace::SYSTEM.iter().flat_map(|name| {
@@ -438,7 +438,7 @@ impl Hub {
         self.fenced.load(Ordering::Relaxed)
     }
 
-    /// Tells which certificate authorities this hub has opened.
+    /// Takes the certificate authorities that this hub has opened.
     pub fn use_authorities(&self, authorities: Authorities) {
         // a second call is ignored: the authorities of a start hold until the next one
         drop(self.authorities.set(authorities));

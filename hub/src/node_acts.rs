@@ -1,9 +1,9 @@
-//! Performs what a Node's annotations and conditions ask of the hub: the decision about an assignment after a
-//! restore, and the end of a node that was decommissioned.
+//! Performs the acts that a Node's annotations and conditions ask of the hub: the decision about an
+//! assignment after a restore, and the end of a node that was decommissioned.
 //!
 //! Always holds: a decommissioned node is denied, durably, before its Node is deleted, so a crash between
-//! repeats both. Left to others: what a report means (`kedge_hub_core::restored`), the commands that set the
-//! annotations (`server::node_access`), what the node does (the agent).
+//! repeats both. Left to others: the meaning of a report (`kedge_hub_core::restored`), the commands that set
+//! the annotations (`server::node_access`), the node's own acts (the agent).
 
 use std::sync::Arc;
 use std::time::Duration;

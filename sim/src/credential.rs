@@ -1,8 +1,8 @@
 //! The credential of one node: its files, and the authority that signs for it.
 //!
-//! Always holds: each step is one durable change, so that the power can be cut between any two; a certificate
-//! that has ended is refused everything but a request for its own key, if that is the newest; two keys are
-//! never asked about at once. Leaves to others: when the node does what (core).
+//! Always holds: each step is one durable change, so the power can be cut between any two. A certificate that
+//! has ended is refused everything but a request for its own key, if that is the newest. Two keys are never
+//! asked about at once. Leaves to others: which step the node takes when (core).
 
 use kedge_core::identity::{Asked, By, Certificate, Found, Given, IdentityAction, IdentityEvent, Key, Step};
 use std::collections::BTreeMap;

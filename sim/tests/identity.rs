@@ -1,7 +1,7 @@
 //! Nodes that join by a token and renew their certificates, on one hub.
 //!
-//! Owns what needs time and a server: no Lease is late because of a renewal, whatever is cut off. Leaves to
-//! others: the table of what is done (`core/identity/plan.rs`), the files (`agent/src/identity`).
+//! Owns the cases that need time and a server: no Lease is late because of a renewal, whatever is cut off.
+//! Leaves to others: the table of steps (`core/identity/plan.rs`), the files (`agent/src/identity`).
 
 use kedge_platform::fake::Random;
 use kedge_sim::credential::Credential;

@@ -1,11 +1,11 @@
 //! Nodes after a restore: a backup may know less of them than they do themselves.
 //!
-//! A restored store may assign a configuration that its node left long ago. Always holds: no node is moved to an
-//! older configuration unasked. Until a node of the backup has reported what it is assigned, and while the store
-//! does not know what it reports, it may not read the ConfigMap that its Node names, and so keeps what it runs.
-//! In the first case its report decides; in the second a person does, by `kedge-hub node accept`. Versions are
-//! compared, never times. Pure. Left to others: marking the Nodes at the first start, and performing the edits
-//! (`node_acts` of the hub).
+//! A restored store may assign a configuration that its node left long ago. Always holds: no node is moved to
+//! an older configuration unless a person decides so. A marked node may not read the ConfigMap that its Node
+//! names, and so keeps what it runs, until it has reported its assignment, and while the store does not know
+//! that assignment. In the first case its report decides. In the second a person does, by `kedge-hub node
+//! accept`. Versions are compared, never times. Pure. Left to others: marking the Nodes at the first start,
+//! and performing the edits (`node_acts` of the hub).
 
 use serde_json::{Value, json};
 
@@ -24,9 +24,9 @@ const UNREPORTED: &str = "00000000-0000-0000-0000-000000000000";
 pub enum Finding {
     /// It has not reported since the restore.
     Unknown,
-    /// The store knows what it reports, or it reports nothing.
+    /// The store knows the reported assignment, or the node reports none.
     Agrees,
-    /// The store does not know what it reports; the reason.
+    /// The store does not know the reported assignment; the reason.
     Conflict(String),
 }
 
@@ -38,8 +38,8 @@ pub fn mark(node: &mut Value, id: u64) -> bool {
         return false;
     }
     node["metadata"]["annotations"][RESTORED] = id.to_string().into();
-    // what is there is from before the backup. A node that has not seen its Node yet may write any other field,
-    // as its last patch left it; once it has, it replaces a source that it does not know
+    // the present report is from before the backup. A node that has not seen its Node so far may write any
+    // other field, as its last patch left it. Once it has, it replaces a source that it does not know
     let mut assigned = node["spec"]["configSource"]["configMap"].clone();
     assigned["uid"] = UNREPORTED.into();
     assigned["resourceVersion"] = "1".into();

@@ -1,20 +1,21 @@
 //! The authorities of a hub over the years: which one signs, which ones are trusted, and how one replaces
 //! another.
 //!
-//! An authority is made ([`Authorities::make_next`]): clients learn to trust it, and it signs nothing. Then it
-//! signs ([`Authorities::sign_with`]), while the former one is still trusted. At last the former one is
-//! retired ([`Authorities::retire`]): its key is erased, and what it signed is good for one thing alone, asking
-//! for a certificate of the present one.
+//! An authority is made ([`Authorities::make_next`]): clients learn to trust it, and it signs nothing. Then
+//! it signs ([`Authorities::sign_with`]), while the former one is still trusted. At last the former one is
+//! retired ([`Authorities::retire`]): its key is erased, and a certificate by it is good for one thing alone,
+//! asking for a certificate of the present one.
 //!
 //! Always holds: there is one authority that signs; at most two are trusted; an authority that is in
-//! `authorities.json` is durable; a power cut after any write leaves a state from which the same command goes
-//! on. A damaged or missing file is an error, as for the first authority: a silent new one would lock out
-//! every device. Left to others: who may do this and when (`ca_command`).
+//! `authorities.json` is durable. A power cut after any write leaves a state from which the same command
+//! continues. A damaged or missing file is an error, as for the first authority: a silent new one would lock
+//! out every device. Left to others: who may do this and when (`ca_command`).
 //!
-//! On disk, in `pki/`: authority 1 is `ca.pem`, number N is `ca-N.pem`: its key (none once it is retired), its
-//! certificate, and from number 2 on the certificate of the same key that its predecessor signed, by which
-//! clients accept it that know the predecessor alone. `authorities.json` has the number of the one that signs
-//! and those of retired ones; without that file number 1 signs.
+//! On disk, in `pki/`: authority 1 is `ca.pem`, number N is `ca-N.pem`. Each file has the key (none once it
+//! is retired) and the certificate. From number 2 on it also has a certificate of the same key that the
+//! predecessor signed: by that one, clients that know the predecessor alone accept the authority.
+//! `authorities.json` has the number of the one that signs and those of retired ones; without that file
+//! number 1 signs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

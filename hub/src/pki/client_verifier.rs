@@ -1,10 +1,9 @@
 //! The check of clients' certificates in TLS.
 //!
 //! Always holds: a certificate passes if an authority of the hub signed it for clients, whether or not it has
-//! expired; one with any other fault is refused, and so is an expired one with another fault. Who shows an
-//! expired certificate is judged, named and answered by the server, per request, where TLS could only hang up.
-//! Left to others: what an expired certificate is good for (`server::authentication`,
-//! `kedge_hub_core::identity`).
+//! expired. One with any other fault is refused, and so is an expired one with another fault. The server
+//! judges and answers the holder of an expired certificate by request, where TLS could only hang up. Left to
+//! others: what an expired certificate is good for (`server::authentication`, `kedge_hub_core::identity`).
 
 use std::sync::Arc;
 

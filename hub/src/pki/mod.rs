@@ -1,17 +1,18 @@
 //! The hub's keys: its certificate authority, its serving certificate, its clients' credentials.
 //!
-//! Always holds: a CA is created at the first start of an empty data directory and never again; a missing or
+//! Always holds: a CA is created at the first start of an empty data directory and never again. A missing or
 //! damaged CA is an error with advice, because a silent new one would lock out every device at once. All
 //! others can be issued again from the CA, so a damaged serving certificate or admin credential is replaced,
 //! which is logged. The CA is durable before anything is signed with it; other files are flushed later by the
 //! system. TLS requests a client certificate but does not require one. Left to others: permissions
 //! (`identity`).
 //!
-//! On disk, below the data directory: `pki/ca.pem` (key and certificate, authoritative) and what `authorities`
-//! names, `ca.crt` (the trusted certificates for anyone to copy), `pki/serving.pem`, `pki/admin.pem`,
-//! `pki/tokens.pem`, `admin.kubeconfig`, `server-url` (the URL in node credentials), `node-certificate-life` (how long those
-//! live), `pki/issue-number` (the
-//! counter of what was issued).
+//! On disk, below the data directory:
+//! - `pki/ca.pem` (key and certificate, authoritative) and the files that `authorities` names
+//! - `ca.crt` (the trusted certificates for anyone to copy)
+//! - `pki/serving.pem`, `pki/admin.pem`, `pki/tokens.pem`, `admin.kubeconfig`
+//! - `server-url` (the URL in node credentials), `node-certificate-life` (how long those live)
+//! - `pki/issue-number` (the counter of certificates, revocations and readmissions)
 
 mod authorities;
 mod authority;
@@ -119,8 +120,9 @@ impl Pki {
         Ok(Pki { data_dir, authorities, names: names.to_vec(), serving, numbers, tickets })
     }
 
-    /// TLS for the server: 1.2 and 1.3, HTTP/1.1 only, resumption, client certificates of our own CA accepted
-    /// but not required, expired ones too: requests are judged by that. The configuration follows later renewals by itself.
+    /// TLS for the server: 1.2 and 1.3, HTTP/1.1 only, resumption. Client certificates of our own CA are
+    /// accepted but not required; so are expired ones, because the server judges them by request. The
+    /// configuration follows later renewals by itself.
     pub fn server_config(&self) -> Result<Arc<rustls::ServerConfig>, PkiError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut authorities = roots(&self.authorities)?;

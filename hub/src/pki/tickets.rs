@@ -1,8 +1,8 @@
 //! The tickets by which clients resume TLS sessions. They end with a revocation.
 //!
-//! A resumed session has the certificate of its first handshake, and each request is judged by that: its issue
-//! number, its expiry, the deny list. So a ticket gives nothing that its certificate does not. After a revocation
-//! all tickets are void all the same: whoever is denied has to prove the possession of a key again.
+//! A resumed session has the certificate of its first handshake, and each request is judged by that: its
+//! issue number, its expiry, the deny list. So a ticket gives nothing that its certificate does not. After a
+//! revocation all tickets are void all the same: a denied client has to prove again that it has a key.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};

@@ -136,8 +136,8 @@ async fn connected(
     Ok((link, caller))
 }
 
-/// The identity of a client's certificate. What a retired authority signed has expired by now: a node may ask
-/// for the next one with it, and for nothing else.
+/// The identity of a client's certificate. A certificate by a retired authority counts as expired: a node may
+/// ask for the next one with it, and for nothing else.
 fn identity_of(der: &CertificateDer<'_>, server: &Server) -> Option<Identity> {
     let mut identity = Identity::from_client_certificate(der)?;
     if pki::issuer_name(der).is_some_and(|issuer| server.hub.is_retired(&issuer)) {

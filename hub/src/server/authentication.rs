@@ -1,15 +1,15 @@
 //! The identity of each request, checked at the time of the request, and the end of connections whose
 //! credential is no longer valid.
 //!
-//! Always holds: an expired or revoked credential proves nothing, but that a node with an expired certificate
-//! may ask for the next one (a standing of its own, which only the authorizer of returning nodes judges), however old its connection, TLS session or
-//! watch is: its requests are answered with 401, also those that began earlier or are queued, and its open
-//! connections are closed; a watch that a token began sends nothing more, and ends within a minute after the
-//! deletion of the object that the token is bound to. A watch whose caller loses the right to begin it
-//! sends nothing more; it ends at once, and so does a session. A request with an invalid credential uses up none of the
-//! limits of the identity that it names. A change of the deny list, of a role or of a binding takes effect
-//! before its writer is answered. Left to others: the rights of an identity, and the meaning of the deny list
-//! (`kedge_hub_core::identity`).
+//! Always holds: an expired or revoked credential proves nothing, however old its connection, TLS session or
+//! watch is. Its requests are answered with 401, also those that began earlier or are queued, and its open
+//! connections are closed. The one exception: a node with an expired certificate may ask for the next one (a
+//! standing of its own, which only the authorizer of returning nodes judges). A watch that a token began
+//! sends nothing more, and ends within a minute after the deletion of the object that the token is bound to.
+//! A watch or session whose caller loses the right to begin it ends at once. A request with an invalid
+//! credential uses up none of the limits of the identity that it names. A change of the deny list, of a role
+//! or of a binding takes effect before its writer is answered. Left to others: the rights of an identity, and
+//! the meaning of the deny list (`kedge_hub_core::identity`).
 
 use crate::server::caller::Caller;
 use crate::server::credentials;
@@ -324,7 +324,7 @@ impl std::fmt::Debug for Standing {
     }
 }
 
-/// Logs who shows an expired certificate: it may ask for nothing, so that nothing else would name it.
+/// Logs the holder of an expired certificate: if it asks for nothing, no other line would name it.
 pub(super) fn note_returning(server: &Server, from: IpAddr, identity: &Identity) {
     let lines = &server.counters.returning_lines;
     let before = lines.lock().unwrap_or_else(PoisonError::into_inner).one_more(Instant::now());

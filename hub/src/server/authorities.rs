@@ -1,8 +1,8 @@
-//! `GET /kedge/authorities`: the hub's authorities, and how many nodes trust them: the other side of
-//! `kedge-hub ca`.
+//! `GET /kedge/authorities`: the hub's authorities, and how many nodes trust them. The command `kedge-hub ca`
+//! reads it.
 //!
-//! A node reports the set that it trusts in an annotation, by the set's digest. Left to others: what an
-//! operator may do with that (`ca_command`), the authorities themselves (`pki`).
+//! A node reports the set that it trusts in an annotation, by the set's digest. Left to others: the steps
+//! that this permits an operator (`ca_command`), the authorities themselves (`pki`).
 
 use http::Response;
 use kedge_api::AUTHORITIES_ANNOTATION;
@@ -54,7 +54,7 @@ struct Trust {
     behind: u32,
     /// Nodes that do not, and are silent for longer than [`FORGOTTEN_AFTER`].
     forgotten: u32,
-    /// The first nodes that do not and may still come.
+    /// The first of the nodes that are behind.
     names: Vec<String>,
 }
 

@@ -133,8 +133,8 @@ impl Credentials {
         Some(seen)
     }
 
-    /// Handles an issue number that this directory may not have handed out: then it is an older copy of the
-    /// one that did.
+    /// Handles an issue number that this directory may not have handed out. Then the directory is an older
+    /// copy of the one that did.
     fn meet(&self, identity: &Identity) {
         let number = identity.issue;
         if !self.hub.issue_numbers().is_unknown(number) {

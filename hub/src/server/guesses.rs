@@ -1,8 +1,8 @@
 //! The rate of wrong bootstrap tokens from one network.
 //!
-//! Always holds: of one network, or of networks that share its bucket by chance, at most ten tokens are
-//! compared and found wrong at once, and ten a minute; a right one costs nothing, and is not compared either
-//! while the bucket is empty, so that a guess learns nothing. The table is of a fixed size: see
+//! Always holds: at most ten wrong tokens of one network are compared at once, and ten a minute; networks
+//! that share a bucket by chance count as one. A right token costs nothing. While the bucket is empty it is
+//! not compared either, so that a guess learns nothing. The table is of a fixed size: see
 //! `handshakes::PACES`. Left to others: the comparison (`authentication`).
 
 use std::hash::{BuildHasher, RandomState};

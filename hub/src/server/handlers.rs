@@ -191,7 +191,7 @@ async fn answer(
     }
 }
 
-/// What a hub that is fenced still does: it shows everything, and renews Leases, so that no node loses contact.
+/// The requests that a fenced hub still serves: reads, and renewals of Leases, so that no node loses contact.
 fn passes_the_fence(route: &Route, act: Act) -> bool {
     match route {
         Route::Target(target) if target.kind.is_renewed() => true,

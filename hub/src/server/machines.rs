@@ -1,8 +1,8 @@
 //! The machines that renew each node's Lease, and the Node's condition about two of them.
 //!
-//! A connection is of the machine that its first request names (`Kedge-Boot`); without that header it counts
-//! as nobody's. Always holds: a renewal is never refused or delayed for what is known here. Left to others:
-//! the verdict (`kedge_hub_core::identity::duplicates`).
+//! A connection is of the machine that its first request names (`Kedge-Boot`); without that header it is of
+//! no known machine. Always holds: no renewal is refused or delayed because of a double. Left to others: the
+//! verdict (`kedge_hub_core::identity::duplicates`).
 
 use std::collections::HashMap;
 use std::net::IpAddr;

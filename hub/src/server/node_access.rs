@@ -1,8 +1,9 @@
 //! The nodes that may connect: the list of nodes with their credentials, revoking one, and readmitting it.
 //!
-//! Owns: `GET /kedge/nodes`, `POST /kedge/nodes/NAME/revoke|readmit`, `GET /kedge/denials` and `POST
-//! /kedge/denials/KEY/lift`, for administrators: the other side of `kedge-hub node` and `kedge-hub denied`. Always holds: the entry in the deny list is durable before anything else happens and
-//! before the answer; the Node object stays, with an annotation and an event that explain it. Left to others:
+//! Owns `GET /kedge/nodes`, `POST /kedge/nodes/NAME/VERB`, `GET /kedge/denials` and `POST
+//! /kedge/denials/KEY/lift`, for administrators. The commands `kedge-hub node` and `kedge-hub denied` send
+//! these requests. Always holds: the entry in the deny list is durable before anything else happens and
+//! before the answer. The Node object stays, with an annotation and an event that explain it. Left to others:
 //! the meaning of an entry (`kedge_hub_core::identity::denied`).
 
 use std::collections::BTreeMap;
@@ -74,7 +75,7 @@ pub(super) fn list(context: &RequestContext<'_>) -> Response<Body> {
             json!({
                 "name": name,
                 "state": state,
-                // of its newest one
+                // the expiry of its newest credential
                 "certificateExpires": expiry,
                 "expiredSince": ended.and_then(date),
                 "waiting": waiting.get(name),
@@ -281,11 +282,11 @@ async fn is_known(context: &RequestContext<'_>, node: &str) -> bool {
     tokio::task::spawn_blocking(looked).await.unwrap_or(true)
 }
 
-/// Takes the issue number of a change: greater than those of all credentials so far. A revocation that finds
-/// none on a full disk does with the highest one.
+/// Takes the issue number of a change: greater than those of all credentials so far. A revocation on a full
+/// disk, where no number can be taken, uses the highest one.
 async fn take_number(context: &RequestContext<'_>, node: &str, verb: Access) -> Result<u64, ApiError> {
     let hub = Arc::clone(&context.server.hub);
-    // a credential of before this directory was replaced by an older copy may have shown a greater number
+    // if this directory is an older copy, a node may have shown a credential with a greater number
     let newest = context.server.credentials.newest_issue(node);
     let take = move || {
         let numbers = hub.issue_numbers();

@@ -1,11 +1,10 @@
 //! The requests of one caller take turns on the threads, and are charged for their processor time.
 //!
-//! Always holds: for a caller without the admin group the hub works on one request at a time (of a person on a
-//! few), however many are in progress, so another caller's request waits for at most that many steps of each; a
-//! long step is charged to
-//! the caller's rate, whatever made it long. A request that waits for a body or the disk does not take its
-//! caller's turn. Left to others: limits on each kind of work (`limits`), and renewals, which are short and
-//! never wait.
+//! Always holds: for a caller without the admin group the hub works on one request at a time (of a person on
+//! a few), however many are in progress. So another caller's request waits for at most that many steps of
+//! each. A long step is charged to the caller's rate, whatever made it long. A request that waits for a body
+//! or the disk does not take its caller's turn. Left to others: limits on each kind of work (`limits`), and
+//! renewals, which are short and never wait.
 
 use std::future::poll_fn;
 use std::pin::pin;

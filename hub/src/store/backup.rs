@@ -1,14 +1,16 @@
 //! Backups: a copy of all data in one file, made while the hub runs, and its restoration.
 //!
-//! A backup is a store in the same format, of one moment, and also contains the hub's certificate authority:
+//! A backup is a store in the same format, of one moment. It also contains the hub's certificate authority:
 //! its owner can control the whole fleet, so it is readable by its owner only. A backup file is complete or
-//! absent, and ends with the SHA-256 of the bytes before it. Restoring needs the hub to be stopped (the
-//! directory's lock ensures that), reads every object and key before any change, keeps the old store as
-//! `state.db.before-restore`, and raises the revision above all that were handed out: so clients that watched
-//! the old state must list again, and no version is ever used twice; the issue number likewise. Who is denied
-//! stays denied: by the backup, by the directory, or by the last act in its audit log. Bootstrap tokens of the
-//! backup are void: nobody knows which of them were used. Renewals of the last seconds may be missing, as after a crash. Left to others: the file
-//! format (`sqlite`), the checksum (`trailer`).
+//! absent, and ends with the SHA-256 of the bytes before it.
+//!
+//! A restore needs the hub to be stopped (the directory's lock ensures that). It reads every object and key
+//! before any change, and keeps the old store as `state.db.before-restore`. It raises the revision above all
+//! that were handed out: so clients that watched the old state must list again, and no version is ever used
+//! twice. The issue number is raised, too. A denied node stays denied: by the backup, by the directory, or by
+//! the last act in its audit log. Bootstrap tokens of the backup are void, because nobody knows which of them
+//! were used. Renewals of the last seconds may be missing, as after a crash. Left to others: the file format
+//! (`sqlite`), the checksum (`trailer`).
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -435,7 +437,7 @@ impl Before {
         Ok(Before { marker, id, handed_out, denied, is_known })
     }
 
-    /// Denials that a command ended, and whose end nobody was told yet.
+    /// Denials that a command ended, and whose end is not explained so far.
     fn ended(&self) -> Value {
         self.marker.known().map_or(Value::Null, |known| known.ended)
     }

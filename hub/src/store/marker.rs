@@ -3,11 +3,10 @@
 //!
 //! A missing, empty or old store cannot be recognized as such by itself; the hub recognizes it by this file.
 //! Always holds: the marker is written after the store, so a store that is older than the marker is not the
-//! one that was here; a start puts denials that the store lacks back into it, and those that a command ended
-//! stay here until their end was explained (`denials`), so that neither a crash nor a lost or exchanged store
-//! removes one. A failed write of the marker stops nothing; it is repeated with the
-//! next change. Left to others: the decision whether a hub may start on a store (`disk`), replacing the store
-//! (`backup`).
+//! one that was here. A start puts denials that the store lacks back into it. Denials that a command ended
+//! stay here until their end was explained (`denials`). So neither a crash nor a lost or exchanged store
+//! removes one. A failed write of the marker stops nothing; it is repeated with the next change. Left to
+//! others: the decision whether a hub may start on a store (`disk`), replacing the store (`backup`).
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,14 +1,15 @@
 //! Decides which requests for certificates of nodes need no person.
 //!
 //! Inputs: CertificateSigningRequest; Secrets, Nodes, the deny list and the table of credentials are read as
-//! they are at each decision. Outputs: CertificateSigningRequest, Secret, Credential, Event. The decision is a
-//! table ([`ROWS`]): the first row that matches decides, and its name is the reason of the condition. Always
-//! holds: of two keys that ask for one name by bootstrap tokens only the first is approved, and it uses its
-//! token once, however often the hub is killed in between: first the key is reserved in the table of
-//! credentials, then the use is counted, then the request is approved, and each step is repeated without
-//! effect. An expired node is approved for the key of its newest credential alone. A request that waits for a
-//! person has the condition [`AWAITING`] with the reason. Left to others: who may make a request (`identity`),
-//! signing (`certificates`).
+//! they are at each decision. Outputs: CertificateSigningRequest, Secret, Credential, Event. The decision is
+//! a table ([`ROWS`]): the first row that matches decides, and its name is the reason of the condition.
+//!
+//! Always holds: of two keys that ask for one name by bootstrap tokens only the first is approved. It uses
+//! its token once, however often the hub is killed in between. For that the key is reserved in the table of
+//! credentials first, then the use is counted, then the request is approved; each step may be repeated
+//! without effect. An expired node is approved for the key of its newest credential alone. A request that
+//! waits for a person has the condition [`AWAITING`] with the reason. Left to others: who may make a request
+//! (`identity`), signing (`certificates`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -37,7 +38,7 @@ static OUTPUTS: &[&Kind] = &[&CERTIFICATE_REQUEST, &SECRET, &CREDENTIAL, &EVENT]
 pub const AWAITING: &str = "AwaitingApproval";
 /// Requests that are judged in one step: each costs the check of a signature, and the hub has other work.
 const AT_A_TIME: usize = 64;
-/// Pause before requests are judged again that a concurrent write concerned.
+/// Pause before a request is judged again because a concurrent write changed its inputs.
 const AGAIN: Duration = Duration::from_secs(1);
 /// How long an expired node may return by itself, by default.
 pub const EXPIRED_MAY_RENEW: time::Duration = time::Duration::days(3 * 365);
@@ -230,7 +231,7 @@ struct Case {
     /// Whether the requester may ask for this name: its own, or one that the token covers.
     may_have_the_name: bool,
     token: Option<Token>,
-    /// The node's newest credential; whether it counts now.
+    /// The node's newest credential; then whether it counts now.
     newest: Option<Newest>,
     newest_lives: bool,
     pending: String,
@@ -345,7 +346,7 @@ impl Controller for Approving {
         }
         self.queue.extend(later);
         decision.more = !self.queue.is_empty();
-        // what a concurrent write prevented is judged again
+        // a request whose task failed for a concurrent write is judged again
         decision.next = (!decision.tasks.is_empty()).then(|| now.running + AGAIN);
         decision
     }
@@ -388,7 +389,7 @@ impl Controller for Approving {
                 if error.code != 404 && error.code != 409 {
                     let line = format!("cannot answer request {}, trying again: {error}", asked.name);
                     self.log.push((Level::Warning, line));
-                    // by the next sweep
+                    // the next sweep tries again
                     return Vec::new();
                 }
                 asked
@@ -404,7 +405,7 @@ impl Controller for Approving {
 }
 
 impl Approving {
-    /// What decides about a request; `None` if it is not ours, or needs no decision.
+    /// The inputs of the decision on a request; `None` if it is not ours, or needs no decision.
     fn case(
         &self,
         world: &dyn World,

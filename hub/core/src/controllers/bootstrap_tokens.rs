@@ -1,11 +1,11 @@
-//! Keeps the ConfigMap `kube-public/cluster-info`, by which a machine that joins finds the hub's authority,
-//! and removes bootstrap tokens that have expired, and answered requests of a token that has many.
+//! Keeps the ConfigMap `kube-public/cluster-info`, by which a machine that joins finds the hub's authority.
+//! Removes expired bootstrap tokens, and answered requests of a token that has many.
 //!
-//! Inputs: Secrets of bootstrap tokens, that ConfigMap, CertificateSigningRequests. Outputs: the same. As upstream's bootstrap-signer and
-//! token-cleaner, and kubeadm. Always holds: `kubeconfig` names this hub and its authority, and has a
-//! signature by each token that signs, and by no other; further keys of other clients stay; no token is
-//! removed while the clock is in doubt, nor one whose expiration nobody can read. Left to others: the
-//! permission to read it (`identity`), the text (`pki`).
+//! Inputs: Secrets of bootstrap tokens, that ConfigMap, CertificateSigningRequests. Outputs: the same. As
+//! upstream's bootstrap-signer and token-cleaner, and kubeadm. Always holds: `kubeconfig` names this hub and
+//! its authority, and has a signature by each token that signs, and by no other. Other clients' further keys
+//! stay. No token is removed while the clock is in doubt, nor one with an unreadable expiration. Left to
+//! others: the permission to read it (`identity`), the text (`pki`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,9 +33,9 @@ const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
 /// Most signatures in the ConfigMap, 150 bytes each: every machine that joins reads all of them.
 const MOST_SIGNATURES: usize = 256;
 
-/// Most answered requests of one token that are kept: the others of its quota are for machines that still
-/// wait. Counted, not timed: a fleet joins faster than requests become old. A machine that did not fetch its
-/// certificate before repeats its request, which uses nothing.
+/// Most answered requests of one token that are kept: the rest of its quota is for machines that still wait.
+/// Limited by number, not by age: a fleet joins faster than requests become old. A machine that had not
+/// fetched its certificate repeats its request, which takes no use of the token.
 const MOST_ANSWERED: usize = 128;
 
 /// See the module.

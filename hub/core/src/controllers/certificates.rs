@@ -38,8 +38,8 @@ const KEPT_WHEN_DECIDED: time::Duration = time::Duration::hours(1);
 /// Time that an undecided request is kept, as upstream.
 const KEPT_WHEN_PENDING: time::Duration = time::Duration::hours(24);
 
-/// Answered requests of a node that are kept: half of what it may have in all (`requests::allowance`), so that
-/// it can make new ones whatever any clock shows. Those of bootstrap tokens: `bootstrap_tokens`.
+/// Answered requests of a node that are kept: half of its quota (`requests::allowance`), so that it can make
+/// new ones whatever any clock shows. For those of bootstrap tokens see `bootstrap_tokens`.
 const KEPT_OF_NODE: usize = 8;
 
 /// See the module.

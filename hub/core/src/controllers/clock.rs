@@ -1,10 +1,10 @@
-//! Whether the wall clock can be trusted when an object is about to be deleted because of its age, or a node
-//! is about to be refused because of its: neither can be undone from afar.
+//! Whether the wall clock can be trusted for a deletion of an old object, or for the refusal of a node whose
+//! certificate expired long ago: neither can be undone from afar.
 //!
 //! Always holds: a clock behind the newest time that the hub trusted, or more than 30 days ahead of it, is
-//! wrong until it has advanced evenly for a week, and no age counts meanwhile. For an hour after the wall
-//! clock jumped, or after a start that finds it far from the newest time, nothing is deleted because of its
-//! age. Pure: times are given. Left to others: keeping the newest time over restarts, and showing the fault.
+//! wrong until it has advanced evenly for a week. Meanwhile no age counts. For an hour after the wall clock
+//! jumped, or after a start that finds it far from the newest time, nothing is deleted because of its age.
+//! Pure: times are given. Left to others: keeping the newest time over restarts, and showing the fault.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 
 /// A clock that advanced evenly for so long is trusted to delete, if it is not wrong.
 const STEADY: Duration = Duration::from_secs(60 * 60);
-/// A clock that advanced evenly for so long is not wrong, whatever time it shows: the hub may have been off
+/// A clock that advanced evenly for so long is not wrong, whatever time it shows. The hub may have been off
 /// for years, or the newest time may be of a day when the clock was wrong.
 const SETTLED: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// A clock advanced evenly if it differs by no more than this from the monotonic one.

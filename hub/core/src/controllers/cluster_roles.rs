@@ -2,8 +2,8 @@
 //! bindings once after each start.
 //!
 //! Inputs: ClusterRole. Outputs: ClusterRole, ClusterRoleBinding. As upstream: an aggregated role has exactly
-//! the rules of the others, so what somebody writes into it goes again; a default role keeps what somebody
-//! added. Left to others: the rules themselves (`identity::default_roles`).
+//! the rules of the others, so rules that somebody writes into it are removed again; a default role keeps
+//! rules that somebody added. Left to others: the rules themselves (`identity::default_roles`).
 
 use std::time::Duration;
 

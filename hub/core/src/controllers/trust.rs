@@ -1,9 +1,10 @@
-//! Tells each node which certificate authorities to trust, while one replaces another.
+//! Announces to each node which certificate authorities to trust, while one replaces another.
 //!
 //! Inputs: Node. Outputs: Node, the annotation `kedge.dev/trust` with the digest of the trusted set. A node
 //! that finds another digest there than that of its own set reads the set from `kube-public/cluster-info`,
 //! and reports the digest in `kedge.dev/authorities`. Always holds: a hub that never had a second authority
-//! writes nothing; no turn writes more than [`PER_TURN`] Nodes, so that a fleet does not ask all at once.
+//! writes nothing; no turn writes more than [`PER_TURN`] Nodes, so that a fleet does not read the set all at
+//! once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::kinds::{Kind, NODE, text};
 use crate::object::Event;
 
 static KINDS: &[&Kind] = &[&NODE];
-/// Nodes that are told in one turn.
+/// Nodes that are written in one turn.
 const PER_TURN: usize = 50;
 /// Time between two turns.
 const TURN: Duration = Duration::from_secs(1);

@@ -1,7 +1,7 @@
-//! The decision on a request: authorizers, asked in order.
+//! The decision on a request, by a list of authorizers in order.
 //!
-//! Always holds: an authorizer is a function of identity, request and stored objects; the first that allows a
-//! request decides, and a request that none allows is refused with the reasons of all.
+//! Always holds: an authorizer is a function of identity, request and stored objects. The first that allows a
+//! request decides. A request that none allows is refused with the reasons of all.
 
 use kedge_api::AUTHENTICATED_GROUP;
 use serde_json::{Value, json};

@@ -1,12 +1,12 @@
 //! Bootstrap tokens: Secrets in upstream's form, by which a machine without a certificate asks for its first
 //! one.
 //!
-//! Owns: the keys of such a Secret, their rules, and the identity that a token proves. Always holds: a token is
-//! read from a valid Secret of `kube-system` alone; comparing a secret takes the same time wherever it
-//! differs; neither a token's `Debug` output nor an error contains its secret; a count of uses never rises,
+//! Owns: the keys of such a Secret, their rules, and the identity that a token proves. Always holds: a token
+//! is read from a valid Secret of `kube-system` alone. Comparing a secret takes the same time wherever it
+//! differs. Neither a token's `Debug` output nor an error contains its secret. A count of uses never rises,
 //! and the same request uses it once, however often it is repeated. Left to others: finding the Secret of a
-//! request (the server), approving requests for certificates (`controllers`), signing `cluster-info`
-//! (`controllers::cluster_info`).
+//! request (the server), approving requests (`controllers::approving`), signing `cluster-info`
+//! (`controllers::bootstrap_tokens`).
 
 use std::fmt;
 
@@ -206,8 +206,8 @@ impl BootstrapToken {
         }
     }
 
-    /// Whether a request for this node needs no person, as far as the token decides it: the administrator
-    /// named the node, or wanted that for a prefix.
+    /// Whether a request for this node needs no person by the token's own rules: the administrator named the
+    /// node, or asked for approval of all names under a prefix.
     pub fn approves(&self, node: &str) -> bool {
         self.covers(node) && (self.approve || matches!(self.names, Names::One(_)))
     }
@@ -286,8 +286,8 @@ fn admission(node: &str, public_key: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(&all.finish().as_ref()[..16])
 }
 
-/// Checks a new or changed Secret of this type. Upstream stores any and ignores the wrong ones; here an
-/// administrator learns it at once.
+/// Checks a new or changed Secret of this type. Upstream stores a wrong one and ignores it; here its writer
+/// gets an error at once.
 pub(crate) fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     if old.is_some_and(|old| old["data"] == new["data"]) {
         return;

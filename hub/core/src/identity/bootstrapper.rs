@@ -1,7 +1,7 @@
 //! Permissions of callers with a bootstrap token: one request for a node's certificate, and its answer.
 //!
 //! Always holds: such a caller creates requests to the signer of node certificates, for names that its token
-//! covers, and reads the requests that it made; besides, it may do what every authenticated caller may. The
+//! covers, and reads the requests that it made. It may also do what every authenticated caller may. The
 //! holder of a used token repeats the requests that used it, and makes no others. Upstream allows this by the
 //! role `system:node-bootstrapper`, for any name. Left to others: approval (`controllers`), the token itself
 //! (`bootstrap_token`).

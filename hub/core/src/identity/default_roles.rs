@@ -273,7 +273,8 @@ fn edit_rules() -> Vec<Value> {
     ]
 }
 
-/// What runs where, and in which state: neither Secrets nor ConfigMaps, which have passwords in practice.
+/// Shows which pods run where, and their state: neither Secrets nor ConfigMaps, which have passwords in
+/// practice.
 fn fleet_view_rules() -> Vec<Value> {
     vec![
         rule(&[""], &["namespaces", "nodes", "pods", "events"], READ),
@@ -286,8 +287,8 @@ fn fleet_view_rules() -> Vec<Value> {
     ]
 }
 
-/// Rolls out and looks into logs: no exec, and no approval of certificates, which are root on a node, and the
-/// identity of any.
+/// Rolls out and reads logs. No exec, which is root on a node, and no approval of certificates, which is the
+/// identity of any node.
 fn operator_rules() -> Vec<Value> {
     let mut rules = fleet_view_rules();
     rules.extend([

@@ -51,9 +51,9 @@ type Readmitted = Option<Since>;
 struct Since {
     /// Those with a greater issue number.
     after: u64,
-    /// In the entry of an older hub, which knew no numbers, also those without a number that carry this time
-    /// or a later one (Unix time in microseconds; the maximum lets none in). Both times were recorded; no clock
-    /// is read.
+    /// In the entry of an older hub, which knew no numbers: credentials without a number are let in, too, if
+    /// they carry this time or a later one. In Unix microseconds; the maximum lets none in. Both times were
+    /// recorded; no clock is read.
     numberless: i64,
 }
 
@@ -278,7 +278,7 @@ pub fn deletion_complaint(list: &Value) -> Option<String> {
     (!denied.is_empty()).then(|| format!("it would let in again {}; {THE_WAY}", shown_lifted(&denied)))
 }
 
-/// The reason why a writer may not make a change, if there is one: only the hub's own commands end denials.
+/// The reason why a writer may not make a change, if there is one: no edit by a client ends a denial.
 pub fn change_complaint(old: &Value, new: &Value) -> Option<String> {
     let lifted = lifted(old, new);
     (!lifted.is_empty()).then(|| format!("it would let in again {}; {THE_WAY}", shown_lifted(&lifted)))
@@ -483,8 +483,8 @@ impl Change<'_> {
         self.enter(config_map, node, json!({"readmitted": self.time, AFTER: self.issue}));
     }
 
-    /// Refuses what a decommissioned node had. The name may be used again, with credentials that are issued
-    /// after this change.
+    /// Refuses the credentials that a decommissioned node had. The name may be used again, with credentials
+    /// that are issued after this change.
     pub fn decommission(&self, config_map: &mut Value, node: &str) {
         self.enter(config_map, node, json!({"decommissioned": self.time, AFTER: self.issue}));
     }

@@ -3,8 +3,8 @@
 //!
 //! A machine names its boot by a number that is random for each boot. Two boots of one machine follow each
 //! other, so two that renew the Lease *in turn* are two machines. Always holds: a machine that has rebooted
-//! is not called a double, although its old connection stays open for a while, and neither is one whose
-//! address has changed; the machine that came first keeps its rights as long as it is known; the memory is
+//! does not count as a double, although its old connection stays open for a while; neither does one whose
+//! address has changed. The machine that came first keeps its rights as long as it is known. The memory is
 //! bounded, whatever numbers arrive. No wall clock. Leaves to others: who renewed, the condition on the Node,
 //! the refusal.
 
@@ -17,16 +17,16 @@ use crate::value::condition;
 
 /// Most machines of one node that are remembered; the one that has been silent for longest gives way.
 const MOST: usize = 4;
-/// So often each of the two must have renewed since the later one came: one renewal of the earlier boot may
-/// still have been under way.
+/// Number of renewals of each of the two machines, since the later one came, that prove two: one renewal of
+/// the earlier boot may still have been under way.
 const RENEWALS: u8 = 2;
 /// Bounds of a machine's period, as far as it can be seen: the longest of its last intervals.
 const SHORTEST_PERIOD: Duration = Duration::from_secs(10);
 const LONGEST_PERIOD: Duration = Duration::from_secs(600);
 /// A machine that has been silent for this many of its periods is not alive.
 const PERIODS: u32 = 2;
-/// Two machines are one again when one of them has been silent for this long, and for twice that many
-/// periods: a link with losses must not make the condition flap.
+/// Two machines count as one again when one of them has been silent for this long, and for twice [`PERIODS`]
+/// of its periods: a link with losses must not make the condition flap.
 const OVER: Duration = Duration::from_secs(120);
 /// A silent machine is remembered for this long, and keeps its place before later ones.
 const REMEMBERED: Duration = Duration::from_secs(3600);
@@ -41,7 +41,7 @@ const ID_CHARS: usize = 64;
 struct Machine {
     boot: u64,
     address: IpAddr,
-    /// As it reported it, if it did.
+    /// The machine's id, if it reported one.
     id: Option<Box<str>>,
     last: Duration,
     period: Duration,

@@ -1,10 +1,10 @@
-//! Who may grant rights: nobody grants what they do not hold.
+//! The rule that nobody grants rights that they do not hold.
 //!
 //! Always holds: outside the group `system:masters` a role gets only rules that its writer holds in that
-//! namespace, or any if the writer may `escalate`; a binding names only a role whose rules its writer holds,
-//! or that it may `bind`; an aggregated role is written by a holder of all rights, because anybody's label can
-//! widen it. Every write of a role or binding is judged as a whole, whatever part of it changes. Rules and
-//! texts are upstream's.
+//! namespace, or any if the writer may `escalate`. A binding names only a role whose rules its writer holds,
+//! or that the writer may `bind`. An aggregated role is written by a holder of all rights, because anybody's
+//! label can widen it. Every write of a role or binding is judged as a whole, whatever part of it changes.
+//! Rules and texts are upstream's.
 
 use serde_json::{Value, json};
 

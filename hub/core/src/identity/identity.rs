@@ -136,8 +136,8 @@ impl Identity {
         Some(Identity { standing: Standing::Expired(since), ..self.clone() })
     }
 
-    /// Upstream's `extra` of the user: its facts, and the id and issue number of its credential; for a node its
-    /// key, too, and the time of its expiry if that is past.
+    /// Upstream's `extra` of the user: its facts, and the id and issue number of its credential. For a node
+    /// also its key, and the time of its expiry if that is past.
     pub fn extra(&self) -> BTreeMap<String, Vec<String>> {
         let mut extra = self.facts.clone();
         if !self.credential.is_empty() {

@@ -1,7 +1,7 @@
-//! Impersonation: a caller acts as another user, to see its permissions (`kubectl --as`).
+//! Impersonation: a caller acts as another user, to see that user's permissions (`kubectl --as`).
 //!
 //! Always holds: a caller outside the admin group needs the verb `impersonate` on the user, on each group, on
-//! the UID and on each extra value that it asks for, so nobody impersonates a group that no rule names; the
+//! the UID and on each extra value that it asks for. So nobody impersonates a group that no rule names. The
 //! impersonated identity expires with the credential that was used. Words, headers and resources are
 //! upstream's: `Impersonate-User`, `-Group`, `-Uid`, and `-Extra-KEY` with a percent-encoded key.
 
@@ -51,7 +51,7 @@ pub fn effective<'a>(
     };
     match &asked {
         Ok(asked) => asked.check(caller, view)?,
-        // who may not impersonate learns nothing about the headers
+        // a caller that may not impersonate learns nothing about the headers
         Err(_) => Asked::default().check(caller, view)?,
     }
     let asked = asked?;

@@ -1,11 +1,11 @@
 //! Changes that need a right besides that of the request, whatever object they are part of.
 //!
-//! Always holds: who may patch nodes does not thereby configure, forgive, group or wipe them (verbs `assign`
-//! and `wipe` on `nodes/config`), so one stolen device with the token of a program that patches nodes is no
-//! way to the others; who may approve certificate requests approves those of the signers that a rule names
-//! (`approve` and `sign` on `signers`, as upstream); who may edit the ConfigMaps of `kube-system` does not
-//! thereby let stolen devices in again, unless a rule names the deny list; a PUT that creates needs the right
-//! to create. Left to others: nodes (`node_restriction`), roles and bindings (`escalation`).
+//! Always holds: a right to patch nodes does not include configuring, forgiving, grouping or wiping them
+//! (verbs `assign` and `wipe` on `nodes/config`). So one stolen device with the token of a program that
+//! patches nodes is no way to the others. A right to approve certificate requests is limited to the signers
+//! that a rule names (`approve` and `sign` on `signers`, as upstream). A right to edit the ConfigMaps of
+//! `kube-system` does not let stolen devices in again, unless a rule names the deny list. A PUT that creates
+//! needs the right to create. Left to others: nodes (`node_restriction`), roles and bindings (`escalation`).
 
 use serde_json::Value;
 

@@ -1,8 +1,8 @@
 //! Authorization of a node whose certificate has expired: it may ask for the next one.
 //!
-//! Always holds: it may create a request to the signer of node certificates for its own name, read the
-//! requests that it made, and ask who it is; everything else is 401 with a reason, since its certificate
-//! proves nothing else any more. Left to others: whether the request needs a person
+//! Always holds: such a node may create a request to the signer of node certificates for its own name, read
+//! the requests that it made, and ask who it is. Any other request is 401 with a reason, because the
+//! certificate proves nothing else any more. Left to others: whether the request needs a person
 //! (`controllers::approving`), and a denied node, which has no identity at all (`denied`).
 
 use kedge_api::NODE_SIGNER;
@@ -34,7 +34,7 @@ pub(super) fn authorize(
     if allowed { Ok(()) } else { Err(refusal(identity, since)) }
 }
 
-/// Decides on the request for a certificate that it would store.
+/// Decides on a certificate request of such a node, as it would be stored.
 pub(super) fn admit(identity: &Identity, since: i64, new: &Value) -> Result<(), Denied> {
     match text(new, &["spec", "signerName"]) {
         NODE_SIGNER => Ok(()),

@@ -1,8 +1,8 @@
 //! The authorizer of roles and bindings.
 //!
-//! Always holds: a node is never judged by it, so no binding widens what a stolen device may do; neither is a
-//! caller without a credential, whatever is bound to its group. Both are narrower than upstream. Left to
-//! others: what a rule means, and finding the bindings of a caller (`state::Rights`).
+//! Always holds: a node is never judged by it, so no binding widens the rights of a stolen device. Neither is
+//! a caller without a credential, whatever is bound to its group. Both rules are narrower than upstream. Left
+//! to others: the meaning of a rule, and finding the bindings of a caller (`state::Rights`).
 
 use serde_json::Value;
 

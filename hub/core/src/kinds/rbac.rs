@@ -1,8 +1,8 @@
-//! Role, ClusterRole and their bindings: who may do what.
+//! Role, ClusterRole and their bindings: the rights of users, groups and service accounts.
 //!
-//! Always holds: the role that a binding names never changes, so whoever may change the subjects of a binding
-//! does not choose the rights. Validation and texts are upstream's. Left to others: what a rule allows
-//! (`state::Rights`), who may grant what (`identity`), the rules of an aggregated ClusterRole
+//! Always holds: the role that a binding names never changes, so a writer who may change the subjects of a
+//! binding does not choose the rights. Validation and texts are upstream's. Left to others: what a rule
+//! allows (`state::Rights`), who may grant what (`identity`), the rules of an aggregated ClusterRole
 //! (`controllers::cluster_roles`).
 
 use serde_json::{Value, json};

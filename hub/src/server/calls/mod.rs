@@ -91,8 +91,8 @@ pub(super) async fn open(
     }
 }
 
-/// What ends a session. Of a part of a node's API, to which another right may have led, only the token does:
-/// such an answer is short.
+/// The reasons for which a session ends. An answer about a part of a node's API ends only with its token:
+/// such an answer is short, and another right may have led to it.
 fn standing(context: &RequestContext<'_>, begins: &Begins<'_>) -> Option<Standing> {
     let asked = attributes(begins.verb, begins.target, None);
     match context.authorize(&asked) {

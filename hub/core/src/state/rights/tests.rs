@@ -129,8 +129,8 @@ fn change(rights: &mut Rights, naive: &mut Naive, kind: &'static Kind, value: Va
     };
 }
 
-/// Whatever is created, changed and deleted, in whatever order: an index that is kept up to date, one that is
-/// made anew, and somebody who reads everything agree on each question.
+/// Three answers agree on each question, after any order of creations, changes and deletions: of an index
+/// that is kept up to date, of one that is made anew, and of a reader of all objects.
 #[test]
 fn index_agrees_with_a_naive_evaluator() {
     let (mut allowed, mut refused) = (0, 0);
@@ -190,7 +190,7 @@ fn index_agrees_with_a_naive_evaluator() {
     assert!(allowed > 1000 && refused > 5000, "{allowed} {refused} prove little");
 }
 
-/// What one grants, another must hold: single rights that are missing are exactly those that are not allowed.
+/// Granting and holding agree: the rights that count as missing are exactly those that are not allowed.
 #[test]
 fn missing_rights_are_those_that_are_refused() {
     let mut found = 0;
