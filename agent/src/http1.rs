@@ -1,8 +1,8 @@
-//! Heads of HTTP/1.1 messages, for conversations without an HTTP library: the local socket, the node's own port,
-//! calls of the hub, and probes.
+//! Heads of HTTP/1.1 messages, for conversations without an HTTP library: the local socket, the node's own
+//! port, calls of the hub, and probes.
 //!
-//! Always holds: a head is read whole or not at all. Leaves to others: how many bytes and how much time it may
-//! take, and the body.
+//! Always holds: a head is read whole or not at all. Leaves to others: how many bytes and how much time it
+//! may take, and the body.
 
 use kedge_api::percent_decoded;
 

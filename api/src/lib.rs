@@ -58,8 +58,8 @@ pub const TRUST_ANNOTATION: &str = "kedge.dev/trust";
 /// The annotation by which an administrator makes a node forget its verdicts on the ConfigMap with this UID.
 /// On our hub a node may not write it.
 pub const FORGIVE_ANNOTATION: &str = "kedge.dev/forgive";
-/// The annotation by which an administrator ends a node for good: the UID of the Node, or that and `,wipe`. On
-/// our hub a node may not write it.
+/// The annotation by which an administrator ends a node for good: the UID of the Node, or that and `,wipe`.
+/// On our hub a node may not write it.
 pub const DECOMMISSION_ANNOTATION: &str = "kedge.dev/decommission";
 /// The condition of a node that is being ended so; True once nothing is left on it but its identity.
 pub const DECOMMISSIONED: &str = "Decommissioned";

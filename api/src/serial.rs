@@ -1,11 +1,12 @@
 //! The serial numbers of certificates that a hub issues: they carry the issue number and the time of issue.
 //!
-//! The issue number is a counter that only the hub raises: of two certificates the one with the greater number
-//! was issued later, whatever any clock showed. The time is for people. (A certificate cannot show it in
-//! another way: all are valid from 1970 on, for boards without a clock.) Hubs of before issue numbers wrote
-//! the time alone.
+//! The issue number is a counter that only the hub raises: of two certificates the one with the greater
+//! number was issued later, whatever any clock showed. The time is for people. (A certificate cannot show it
+//! in another way: all are valid from 1970 on, for boards without a clock.) Hubs of before issue numbers
+//! wrote the time alone.
 
-/// First bytes of a serial number: then the issue number (8 bytes), the time in seconds (4), random bytes (4).
+/// First bytes of a serial number: then the issue number (8 bytes), the time in seconds (4), random bytes
+/// (4).
 const MARK: [u8; 4] = *b"kdgn";
 /// The same of an older hub: then the time in microseconds (8 bytes), random bytes (8).
 const NUMBERLESS_MARK: [u8; 4] = *b"kdge";

@@ -180,7 +180,8 @@ fn packed(unpacker: &Unpacker, bytes: &[u8], packing: &str) {
     {
         let mut plain = Vec::new();
         match std::io::copy(&mut flate2::bufread::MultiGzDecoder::new(bytes), &mut plain) {
-            // a wrong checksum: the agent does not read it, because digests judge the bytes on both sides of it
+            // a wrong checksum: the agent does not read it, because digests judge the bytes on both sides of
+            // it
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return,
             unpacked => unpacked.expect("it was unpacked before"),
         };

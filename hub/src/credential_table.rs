@@ -1,7 +1,7 @@
 //! Keeps the table of the nodes' newest credentials in the store.
 //!
-//! Always holds: a record is durable when `note` returns; an older credential changes nothing. Left to others:
-//! the order of credentials (`kedge_hub_core::identity::credential`).
+//! Always holds: a record is durable when `note` returns; an older credential changes nothing. Left to
+//! others: the order of credentials (`kedge_hub_core::identity::credential`).
 
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::Identity;

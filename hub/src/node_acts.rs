@@ -21,8 +21,8 @@ use crate::Hub;
 use crate::fresh::now_text;
 use crate::requests;
 
-/// Annotation: the UID of a Node that is to be given up, with `,wipe` if its disk is to be wiped. Nodes may not
-/// write it.
+/// Annotation: the UID of a Node that is to be given up, with `,wipe` if its disk is to be wiped. Nodes may
+/// not write it.
 pub(crate) const DECOMMISSION: &str = "kedge.dev/decommission";
 /// Condition by which a node says that nothing but its identity is left.
 const DECOMMISSIONED: &str = "Decommissioned";
@@ -102,7 +102,8 @@ async fn decide(hub: &Hub, node: &Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Whether a node has done what the annotation asks: the annotation names this very Node, and the node says so.
+/// Whether a node has done what the annotation asks: the annotation names this very Node, and the node says
+/// so.
 fn is_decommissioned(node: &Value) -> bool {
     let asked = text(node, &["metadata", "annotations", DECOMMISSION]);
     let uid = text(node, &["metadata", "uid"]);

@@ -1,4 +1,5 @@
-//! `kedge-hub node list|revoke|readmit|accept|rotate|decommission`: an administrator's command, carried out by the running hub.
+//! `kedge-hub node list|revoke|readmit|accept|rotate|decommission`: an administrator's command, carried out
+//! by the running hub.
 //!
 //! Always holds: nothing is decided or written here; the command asks the hub of its data directory, and
 //! without a running hub it fails and changes nothing. Left to others: the request (`asking`), the hub's side

@@ -267,8 +267,8 @@ fn has_pods(node: &Node) -> bool {
         .is_some_and(|containers| !containers.left().0.is_empty() || !containers.left().1.is_empty())
 }
 
-/// A power cut after any of the agent's orders leads to the same end: no pod, state removed before the report,
-/// the identity after it.
+/// A power cut after any of the agent's orders leads to the same end: no pod, state removed before the
+/// report, the identity after it.
 #[test]
 fn decommissioned_node_ends_whatever_is_cut() {
     let mut hit = Vec::new();
@@ -311,8 +311,8 @@ fn another_nodes_uid_decommissions_nothing() {
     }
 }
 
-/// Without the server nothing is reported, and the identity stays for that. A pod that is bound meanwhile does
-/// not begin.
+/// Without the server nothing is reported, and the identity stays for that. A pod that is bound meanwhile
+/// does not begin.
 #[test]
 fn decommissioned_node_keeps_its_identity_until_it_was_heard() {
     let mut world = with_a_pod();

@@ -147,8 +147,8 @@ pub enum Action {
     Pods(Box<PodAction>),
     /// An order about the node's own credential.
     Identity(Box<IdentityAction>),
-    /// Read the set of certificate authorities of this name from the server, and trust it from then on, if all
-    /// checks pass. There is no answer but the next facts.
+    /// Read the set of certificate authorities of this name from the server, and trust it from then on, if
+    /// all checks pass. There is no answer but the next facts.
     TakeAuthorities(String),
     /// Start a session that accepts the call with this id.
     TakeCall(String),

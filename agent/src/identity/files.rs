@@ -1,7 +1,7 @@
 //! The files in `pki/` below `--root-dir`: their names, and the form that all of them have.
 //!
-//! Always holds: a file begins with a digest of the rest. Leaves to others: what is in them (`store`, `trust`),
-//! and their use (`in_use`).
+//! Always holds: a file begins with a digest of the rest. Leaves to others: what is in them (`store`,
+//! `trust`), and their use (`in_use`).
 
 use super::certificates;
 use super::x509::hex;
@@ -53,8 +53,8 @@ pub(crate) fn replaces(pem: &[u8]) -> Option<String> {
     core::str::from_utf8(line).ok()?.strip_prefix(REPLACES).map(str::to_owned)
 }
 
-/// The short name of a set: the first eight digits of the SHA-256 over the sorted SHA-256 of each certificate.
-/// The hub names the set that it announces in the same way.
+/// The short name of a set: the first eight digits of the SHA-256 over the sorted SHA-256 of each
+/// certificate. The hub names the set that it announces in the same way.
 pub(crate) fn name_of(authorities: &[CertificateDer<'_>]) -> String {
     let each = authorities.iter().map(|authority| digest(&SHA256, authority).as_ref().to_vec());
     let mut each: Vec<Vec<u8>> = each.collect();

@@ -1,5 +1,5 @@
-//! The bootstrap kubeconfig: everything that a new node needs to ask for its certificate, in one file, so that
-//! no power cut leaves a token without the node's name.
+//! The bootstrap kubeconfig: everything that a new node needs to ask for its certificate, in one file, so
+//! that no power cut leaves a token without the node's name.
 //!
 //! Always holds: its user's entry is called `system:node:NAME`, and the agent takes its name from there.
 //! Leaves to others: the request (the agent), a handover at a boot (`provision`).

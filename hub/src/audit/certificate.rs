@@ -57,8 +57,8 @@ pub(crate) struct Revoked {
     pub(crate) time: String,
 }
 
-/// The last act on the access of each node in these logs, the oldest log first: a revocation, or `None` if the
-/// node was readmitted. A line with the verb `forgets` makes earlier ones count no more.
+/// The last act on the access of each node in these logs, the oldest log first: a revocation, or `None` if
+/// the node was readmitted. A line with the verb `forgets` makes earlier ones count no more.
 pub(super) fn acts(
     logs: impl Iterator<Item = PathBuf>,
     forgets: &str,

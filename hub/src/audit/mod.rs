@@ -374,8 +374,8 @@ impl Audit {
     }
 }
 
-/// The last act on the access of each node in the log of a data directory: a revocation, or `None` if the node
-/// was readmitted. A line with the verb `forgets` makes earlier ones count no more. Blocks.
+/// The last act on the access of each node in the log of a data directory: a revocation, or `None` if the
+/// node was readmitted. A line with the verb `forgets` makes earlier ones count no more. Blocks.
 pub(crate) fn last_acts(data_dir: &Path, forgets: &str) -> io::Result<BTreeMap<String, Option<Revoked>>> {
     let path = data_dir.join(Class::Administration.budget().file);
     let mut logs: Vec<_> = rotating::files(&path).collect();

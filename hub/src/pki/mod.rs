@@ -378,9 +378,9 @@ pub struct Meeting {
     /// `https://HOST:PORT`.
     pub url: String,
     bundle: String,
-    /// `sha256:` and the SHA-256 of the public key (DER of `SubjectPublicKeyInfo`) in hexadecimal, of each trusted
-    /// authority, with commas between; one of them is kubeadm's `--discovery-token-ca-cert-hash`. All, so that
-    /// the line for a device still works after another authority has replaced the signing one.
+    /// `sha256:` and the SHA-256 of the public key (DER of `SubjectPublicKeyInfo`) in hexadecimal, of each
+    /// trusted authority, with commas between; one of them is kubeadm's `--discovery-token-ca-cert-hash`.
+    /// All, so that the line for a device still works after another authority has replaced the signing one.
     pub pins: String,
 }
 

@@ -195,8 +195,8 @@ impl Credentials {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
     }
 
-    /// Notifies open connections of each change of the deny list, of a role or of a binding, for as long as the
-    /// hub runs.
+    /// Notifies open connections of each change of the deny list, of a role or of a binding, for as long as
+    /// the hub runs.
     pub(super) async fn follow(&self) {
         let selected = format!("metadata.name={DENY_LIST_NAME}");
         let selection = Selection::parse(&CONFIG_MAP, DENY_LIST_NAMESPACE, "", &selected)
@@ -233,8 +233,8 @@ impl Credentials {
         self.while_holds(identity.not_after, RECHECK, || self.fault(identity).is_none()).await;
     }
 
-    /// Resolves when `holds` returns false. `holds` is called at each change of the deny list, of a role or of
-    /// a binding, at the expiry, and after `recheck` at the latest.
+    /// Resolves when `holds` returns false. `holds` is called at each change of the deny list, of a role or
+    /// of a binding, at the expiry, and after `recheck` at the latest.
     pub(crate) async fn while_holds(
         &self,
         not_after: Option<i64>,

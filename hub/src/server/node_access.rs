@@ -126,7 +126,8 @@ fn ready_state(node: &Value) -> &'static str {
     }
 }
 
-/// Performs an administrator's act on a node. The body may give a `reason`, `sameCredentials`, `force` and `wipe`.
+/// Performs an administrator's act on a node. The body may give a `reason`, `sameCredentials`, `force` and
+/// `wipe`.
 pub(super) async fn change(
     context: &RequestContext<'_>,
     node: &str,

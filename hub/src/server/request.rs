@@ -177,8 +177,8 @@ pub(super) fn wanted_form(headers: &HeaderMap, is_write: bool) -> Result<Form, A
     Err(ApiError::not_acceptable())
 }
 
-/// Whether a request needs the right to `create` besides that of its verb: a WebSocket opens a stream by a GET,
-/// and whoever may only read must not run commands. As upstream since 1.35.
+/// Whether a request needs the right to `create` besides that of its verb: a WebSocket opens a stream by a
+/// GET, and whoever may only read must not run commands. As upstream since 1.35.
 pub(super) fn needs_create(verb: &str, subresource: &str) -> bool {
     verb == "get" && matches!(subresource, "attach" | "exec" | "portforward")
 }

@@ -34,7 +34,8 @@ impl Steps {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a turn to a task, if fewer than `most` have one; `None`: none is free, and the task will be woken.
+    /// Gives a turn to a task, if fewer than `most` have one; `None`: none is free, and the task will be
+    /// woken.
     fn begin(&self, most: u32, task: &Waker) -> Option<Step<'_>> {
         let mut state = self.state();
         if state.busy < most {

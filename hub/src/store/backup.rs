@@ -480,8 +480,8 @@ fn keys(source: &Connection, path: &Path) -> Result<Option<Keys>, OpenError> {
     Ok(Some(found.into_iter().filter(|(name, _)| pki::is_key_file(name)).collect()))
 }
 
-/// The key files that a restore writes: those that are missing, and those in which directory and backup have to be
-/// united.
+/// The key files that a restore writes: those that are missing, and those in which directory and backup have
+/// to be united.
 fn keys_to_write(data_dir: &Path, keys: Keys) -> Result<Keys, OpenError> {
     let mut found = Vec::new();
     for (name, content) in keys {

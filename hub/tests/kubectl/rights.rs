@@ -1,5 +1,5 @@
-//! Roles and bindings, by kubectl: `create role` and the like, `auth can-i`, `auth reconcile`, and programs and
-//! people whose rights come from them.
+//! Roles and bindings, by kubectl: `create role` and the like, `auth can-i`, `auth reconcile`, and programs
+//! and people whose rights come from them.
 
 use crate::programs::{Kubectl, contains, registered, table, until, with_every_kubectl, with_newest_kubectl};
 use crate::server::Hub;

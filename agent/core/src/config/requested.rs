@@ -1,7 +1,7 @@
 //! The ConfigMap that the Node's request names, as last read, and the problems between the two.
 //!
-//! Always holds: content that is recorded, or cannot be assigned, is not kept. Leaves to others: comparing it with
-//! the records (`running/comparing`).
+//! Always holds: content that is recorded, or cannot be assigned, is not kept. Leaves to others: comparing it
+//! with the records (`running/comparing`).
 
 use crate::config::records::shortened;
 use crate::config::source::{self, RequestedSource, Source};

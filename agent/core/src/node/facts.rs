@@ -105,8 +105,8 @@ pub struct HostFacts {
     pub pod_network: PodNetworks,
     /// The API server's address; `None` if pods could not use it.
     pub api_server: Option<ApiServer>,
-    /// The name of the set of certificate authorities that connections to the API server trust; `None` without
-    /// a kubeconfig.
+    /// The name of the set of certificate authorities that connections to the API server trust; `None`
+    /// without a kubeconfig.
     pub authorities: Option<String>,
     /// Whether the kernel enforces profiles of AppArmor.
     pub has_apparmor: bool,

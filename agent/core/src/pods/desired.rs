@@ -1,7 +1,7 @@
 //! The desired set on disk: whether it was read, and the records in it that belong to no known pod.
 //!
-//! Always holds: unknown is not empty, so a set that cannot be read is read again until it can; a record without
-//! a pod is removed until the disk accepts that. Leaves to others: the content of records (`record`).
+//! Always holds: unknown is not empty, so a set that cannot be read is read again until it can; a record
+//! without a pod is removed until the disk accepts that. Leaves to others: the content of records (`record`).
 
 use crate::answer::{Level, Now};
 use crate::pods::backoff::Retry;
@@ -13,7 +13,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Desired {
     pub(crate) is_read: bool,
-    /// When the set, which was unreadable, is read again; `None` while that is under way, or once it was read.
+    /// When the set, which was unreadable, is read again; `None` while that is under way, or once it was
+    /// read.
     wake: Option<Duration>,
     retry: Retry,
     /// Pods whose records are unreadable.
@@ -68,8 +69,8 @@ impl Desired {
         self.unreadable.remove(uid) | self.leftovers.remove(uid)
     }
 
-    /// The API server has listed its pods: removes unreadable records of pods that are neither there nor known
-    /// here.
+    /// The API server has listed its pods: removes unreadable records of pods that are neither there nor
+    /// known here.
     pub(crate) fn forget_unreadable(
         &mut self,
         is_known: impl Fn(&PodUid) -> bool,

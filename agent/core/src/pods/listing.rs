@@ -1,4 +1,5 @@
-//! The lists of pods that the API server gives: for which Node the last one was read, and when another is needed.
+//! The lists of pods that the API server gives: for which Node the last one was read, and when another is
+//! needed.
 //!
 //! Leaves to others: when a list is believed (`actor`), and what its pods do (`Pods`).
 

@@ -1,8 +1,8 @@
 //! The mirror pods in the API: the API server's objects of static pods, which show them to others.
 //!
-//! Always holds: only the file decides whether a static pod runs, so a mirror is made again when others delete
-//! it, at growing pauses; a mirror without a pod stays while its file may exist, or its pod ends. Leaves to
-//! others: a mirror's text and its status (`steps::reporting`).
+//! Always holds: only the file decides whether a static pod runs, so a mirror is made again when others
+//! delete it, at growing pauses; a mirror without a pod stays while its file may exist, or its pod ends.
+//! Leaves to others: a mirror's text and its status (`steps::reporting`).
 
 use crate::answer::{Answer, Now};
 use crate::pods::backoff::{Restarts, Retry};
@@ -172,8 +172,8 @@ impl Mirrors {
         self.shown.values().find(|mirror| mirror.hash == uid.as_str())?.path()
     }
 
-    /// The mirror shows a life that is over: a pod that starts again needs a new one, and another pod with its
-    /// name may need one.
+    /// The mirror shows a life that is over: a pod that starts again needs a new one, and another pod with
+    /// its name may need one.
     pub(crate) fn let_go(&mut self, key: &Key, uid: &PodUid) {
         if let Some(mirror) = self.shown.get_mut(key).filter(|mirror| mirror.hash == uid.as_str()) {
             mirror.hash.clear();

@@ -77,8 +77,8 @@ struct Object {
 pub(crate) struct KnownObjects {
     /// By Node UID.
     sets: SortedMap<String, Objects>,
-    /// Copies on disk that were unreadable, by their name: each is replaced, or removed with the last pod that
-    /// may need it.
+    /// Copies on disk that were unreadable, by their name: each is replaced, or removed with the last pod
+    /// that may need it.
     unreadable: BTreeSet<String>,
     /// Pods were added, changed or removed, so some objects may no longer be needed.
     pub(crate) has_new_needs: bool,

@@ -5,8 +5,8 @@
 //! `kubernetes.io/kube-apiserver-client-kubelet`; requests to others are stored for other signers. Always
 //! holds: only an approved request is signed; an approved request that cannot be signed fails with a reason
 //! and is not tried again. No certificate is signed for a revoked node or user, nor by request of one.
-//! Answered requests are removed by their number, and by their age while the clock is trusted. Left to others:
-//! the authority's key (`pki`), approving (`approving`, and people: `identity`).
+//! Answered requests are removed by their number, and by their age while the clock is trusted. Left to
+//! others: the authority's key (`pki`), approving (`approving`, and people: `identity`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -57,6 +57,7 @@ pub trait ClusterView {
     /// Whether the Node of this name, or a pod bound to it, refers to an object
     /// ([`Kind::refers`](crate::kinds::Kind::refers)).
     fn node_refers_to(&self, node: &str, object: &Reference) -> bool;
-    /// Calls `look` with the rights that roles and bindings give at this moment. `look` must not ask the view.
+    /// Calls `look` with the rights that roles and bindings give at this moment. `look` must not ask the
+    /// view.
     fn rights(&self, look: &mut dyn FnMut(&Rights));
 }

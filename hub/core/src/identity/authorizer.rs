@@ -116,8 +116,8 @@ fn is_read(verb: &str) -> bool {
     matches!(verb, "get" | "head")
 }
 
-/// The permissions of a caller in a namespace, as the status of a SelfSubjectRulesReview. A node's permissions
-/// depend on the stored objects, so its list is marked incomplete, as upstream's is.
+/// The permissions of a caller in a namespace, as the status of a SelfSubjectRulesReview. A node's
+/// permissions depend on the stored objects, so its list is marked incomplete, as upstream's is.
 pub fn rules(identity: &Identity, namespace: &str, view: &dyn ClusterView) -> Value {
     if identity.is_admin() {
         return json!({

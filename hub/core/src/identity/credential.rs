@@ -14,8 +14,8 @@ use crate::value::text;
 pub struct Record {
     /// The newest one; `None` before the first.
     pub newest: Option<Newest>,
-    /// The id of the key ([`key_id`]) that a bootstrap token may get the first certificate for: of two requests
-    /// for one name only the first is approved.
+    /// The id of the key ([`key_id`]) that a bootstrap token may get the first certificate for: of two
+    /// requests for one name only the first is approved.
     pub pending: String,
 }
 

@@ -6,12 +6,11 @@
 //! whose name is too long for a key. The value explains it to people. Always holds: a key counts whatever its
 //! value is; only a value that parses as a readmission limits it to credentials that the node or its pods got
 //! before, by their issue numbers; of several entries of one node the strictest counts. Administrators are
-//! denied by certificate only, so that one of them cannot lock out all. An edit may add denials and never ends
-//! one: that takes a command of the hub (`node readmit`, `denied lift`). So the list is deleted only when it
-//! denies nothing; a new key that denies nothing is refused. The directory's marker has all entries, too, and
-//! a start puts back what a replaced store lacks.
-//! Left to others: checking each request, closing open connections (the server), explaining lifted denials
-//! (`denials`).
+//! denied by certificate only, so that one of them cannot lock out all. An edit may add denials and never
+//! ends one: that takes a command of the hub (`node readmit`, `denied lift`). So the list is deleted only
+//! when it denies nothing; a new key that denies nothing is refused. The directory's marker has all entries,
+//! too, and a start puts back what a replaced store lacks. Left to others: checking each request, closing
+//! open connections (the server), explaining lifted denials (`denials`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};

@@ -1,8 +1,8 @@
 //! The default roles as a table: identity x verb x resource.
 //!
 //! The columns of `view`, `edit` and `admin` are upstream's answers for these roles, bound in one namespace,
-//! except for DaemonSets, which only administrators write here. The last column is a node to which everything is
-//! bound: it has what every node has, and no more.
+//! except for DaemonSets, which only administrators write here. The last column is a node to which everything
+//! is bound: it has what every node has, and no more.
 
 use serde_json::{Value, json};
 

@@ -1,8 +1,8 @@
 //! The hub's own records: stored, backed up and restored as objects, and never served.
 //!
-//! Always holds: no request reaches them, whoever sends it, so nobody sweeps them away by accident; a hub that
-//! does not know such a kind keeps its rows. Their fields are texts below `data`, as those of a ConfigMap.
-//! Left to others: what a record says (`identity::credential`).
+//! Always holds: no request reaches them, whoever sends it, so nobody sweeps them away by accident; a hub
+//! that does not know such a kind keeps its rows. Their fields are texts below `data`, as those of a
+//! ConfigMap. Left to others: what a record says (`identity::credential`).
 
 use super::kind::Kind;
 

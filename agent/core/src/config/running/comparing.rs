@@ -1,8 +1,9 @@
-//! Compares the Node's request with `current` (RULES.md, "Sources"): what is due because of it, and the problem
-//! with it that the condition reports.
+//! Compares the Node's request with `current` (RULES.md, "Sources"): what is due because of it, and the
+//! problem with it that the condition reports.
 //!
-//! Always holds: the request is compared with `current`, never with the running config; payloads are compared,
-//! never versions; a download is not parsed. Leaves to others: whether and when a transition begins (`running`).
+//! Always holds: the request is compared with `current`, never with the running config; payloads are
+//! compared, never versions; a download is not parsed. Leaves to others: whether and when a transition begins
+//! (`running`).
 
 use crate::answer::Now;
 use crate::config::digest::Identity;

@@ -1,8 +1,8 @@
 //! The list of bad configs of a running agent: requests to forgive, edits by hand, and what follows for the
 //! counts.
 //!
-//! Always holds: a request is obeyed once; an unreadable list is never replaced for a record of a request alone.
-//! Leaves to others: how a verdict is reached (`start`, `judge`) and the writes (`running`).
+//! Always holds: a request is obeyed once; an unreadable list is never replaced for a record of a request
+//! alone. Leaves to others: how a verdict is reached (`start`, `judge`) and the writes (`running`).
 
 use crate::answer::Now;
 use crate::config::digest::Identity;

@@ -1,9 +1,9 @@
 //! The rights that roles and bindings give, found by user and group.
 //!
-//! Always holds: it is a function of the stored roles and bindings alone; a change of one of them takes effect
-//! with its publication. A decision visits the bindings of the caller in its namespace and their rules, no
-//! others, and allocates nothing. A binding to a role that does not exist gives nothing until that role is
-//! created. Left to others: which callers are judged by it (`identity`), locks.
+//! Always holds: it is a function of the stored roles and bindings alone; a change of one of them takes
+//! effect with its publication. A decision visits the bindings of the caller in its namespace and their
+//! rules, no others, and allocates nothing. A binding to a role that does not exist gives nothing until that
+//! role is created. Left to others: which callers are judged by it (`identity`), locks.
 
 mod rule;
 
@@ -202,8 +202,8 @@ impl Rights {
         }
     }
 
-    /// The bindings of a user and its groups that apply in a namespace; those of the whole cluster come first.
-    /// The empty namespace stands for the cluster's scope.
+    /// The bindings of a user and its groups that apply in a namespace; those of the whole cluster come
+    /// first. The empty namespace stands for the cluster's scope.
     fn bonds<'a>(
         &'a self,
         user: &'a str,

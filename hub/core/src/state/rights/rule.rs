@@ -1,8 +1,8 @@
 //! One PolicyRule: what it allows, whether it covers another one, and how errors show it.
 //!
-//! Always holds: the meaning is upstream's. A resource `x` never means `x/sub`; `*/sub` means that subresource
-//! of everything; `*` means everything. A rule with names allows nothing on collections, except lists and
-//! watches of one name.
+//! Always holds: the meaning is upstream's. A resource `x` never means `x/sub`; `*/sub` means that
+//! subresource of everything; `*` means everything. A rule with names allows nothing on collections, except
+//! lists and watches of one name.
 
 use std::collections::BTreeSet;
 
