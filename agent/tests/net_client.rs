@@ -759,7 +759,7 @@ fn server_that_does_not_answer_is_left_for_the_next() {
     assert_eq!(api.url(), format!("https://{}", own.address));
     assert_shown(&client.request(&get("/x")), "200 {}");
     assert!(wrong.counts.heard().is_empty(), "nothing is sent before the certificate is verified");
-    // what was composed for the first is not sent to another
+    // a request that was composed for the first server is not sent to another
     assert!(client.for_server(0).request(&get("/x")).is_err());
 }
 

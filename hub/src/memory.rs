@@ -335,7 +335,7 @@ pub struct Memory {
     desired: RwLock<Desired>,
     /// Held only for the time of one decision or one change.
     rights: RwLock<Rights>,
-    /// Counts the changes of `rights`: what stands by an older count is judged again.
+    /// Counts the changes of `rights`: a watch or session that began at an older count is judged again.
     rights_changes: AtomicU64,
     /// The revision of the deny list, 0 without one: every request reads it, and a renewal must not wait for
     /// readers of other objects.

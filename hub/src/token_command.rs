@@ -166,7 +166,7 @@ fn join_line(names: &Names, meeting: &Meeting) -> String {
     format!("kedge join {url} --ca-cert-hash {pins}{name} --token-file -")
 }
 
-/// What the token is for, without its secret.
+/// The purpose of a token as text, without its secret.
 fn explanation(token: &BootstrapToken) -> String {
     let end = token.expiration.map(rfc3339).unwrap_or_default();
     let of = match &token.names {

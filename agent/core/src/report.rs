@@ -179,7 +179,7 @@ pub struct IdentityReport {
     pub renews_after: Option<String>,
     /// The CertificateSigningRequest under way.
     pub request: Option<String>,
-    /// What it waits for, or why it does not go on.
+    /// The cause of a wait or of a standstill.
     pub message: Option<String>,
 }
 

@@ -14,7 +14,7 @@ pub(crate) fn not_after(der: &[u8]) -> Option<u64> {
     validity(der).map(|(_, end)| end)
 }
 
-/// What a node knows of a DER certificate of its own.
+/// The fields of a node's own certificate, from DER.
 pub(crate) fn facts(der: &[u8]) -> Option<Certificate> {
     let (SEQUENCE, certificate, _) = value(der)? else { return None };
     let (SEQUENCE, mut fields, _) = value(certificate)? else { return None };

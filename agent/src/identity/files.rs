@@ -1,7 +1,7 @@
 //! The files in `pki/` below `--root-dir`: their names, and the form that all of them have.
 //!
-//! Always holds: a file begins with a digest of the rest. Leaves to others: what is in them (`store`,
-//! `trust`), and their use (`in_use`).
+//! Always holds: a file begins with a digest of the rest. Leaves to others: their content (`store`, `trust`)
+//! and use (`in_use`).
 
 use super::certificates;
 use super::x509::hex;

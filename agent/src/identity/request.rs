@@ -29,7 +29,7 @@ pub(crate) enum State {
     Signed(Vec<u8>),
 }
 
-/// What is asked for.
+/// The wanted certificate.
 pub(crate) struct Wanted<'a> {
     pub(crate) name: &'a str,
     /// In PEM.

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// More names in the folder.
+/// The key whose certificate is awaited.
 const NEXT: &str = "next.key";
 const RUNNING: &str = "running";
 /// Parts of a certificate's file name: before the serial number, and after it.
@@ -161,7 +161,7 @@ impl Store {
         Ok(Certificate { replaces: replaces(pem), ..own })
     }
 
-    /// What a certificate says, if it is this node's.
+    /// The fields of a certificate, if it is this node's.
     fn own(&self, der: &[u8]) -> Option<Certificate> {
         let subject = x509::subject(der)?;
         let is_ours = subject.name.strip_prefix(NODE_USER_PREFIX) == Some(&self.node_name)
@@ -255,7 +255,7 @@ impl Store {
     }
 }
 
-/// What a certificate that was just issued says.
+/// The fields of a certificate that was just issued.
 pub(crate) fn issued(pem: &[u8]) -> Result<Certificate, String> {
     let chain = certificates(pem)?;
     let facts = chain.first().and_then(|leaf| facts(leaf));

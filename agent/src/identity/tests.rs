@@ -59,7 +59,7 @@ impl Authority {
     }
 }
 
-/// A node: its disk, and what it knows.
+/// A node: its disk, and its facts.
 struct Board {
     scratch: Scratch,
     disk: FakeDisk,
@@ -68,7 +68,7 @@ struct Board {
     first: First,
 }
 
-/// What holds for the first certificate that a board had.
+/// The state of a board's first certificate.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum First {
     Valid,

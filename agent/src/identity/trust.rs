@@ -21,7 +21,7 @@ use rustls::pki_types::CertificateDer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What taking a set needs.
+/// The inputs for taking a set.
 pub(crate) struct Taking {
     /// `--root-dir`.
     pub(crate) files: Arc<dyn Files>,

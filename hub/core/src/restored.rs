@@ -19,7 +19,7 @@ pub const CONFLICT: &str = "AssignmentConflict";
 /// UID of the ConfigMap in `status.config.assigned` of a marked Node until the node reports its own.
 const UNREPORTED: &str = "00000000-0000-0000-0000-000000000000";
 
-/// What is known of the assignment of a restored Node.
+/// The verdict about the assignment of a restored Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
     /// It has not reported since the restore.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 const HISTORIES: u64 = 400;
 const ACTS: usize = 50;
 const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
-/// What the hub's clock shows, each time it is read: now, 1970, a day behind, two years ahead, 2099.
+/// The times that the hub's clock may show at each read: now, 1970, a day behind, two years ahead, 2099.
 const CLOCKS: [(i64, &str); 5] = [
     (1_796_000_000, "2026-11-30T00:00:00Z"),
     (7, "1970-01-01T00:00:07Z"),
@@ -34,7 +34,7 @@ impl Random {
     }
 }
 
-/// What the model knows of a credential.
+/// A credential, as the model knows it.
 struct Credential {
     identity: Identity,
     node: usize,
@@ -42,7 +42,7 @@ struct Credential {
     is_dead: bool,
 }
 
-/// What the hub's directory has.
+/// The content of the hub's directory.
 #[derive(Clone)]
 struct Directory {
     list: Value,

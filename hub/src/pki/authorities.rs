@@ -39,7 +39,7 @@ const PUBLIC: &str = "ca.crt";
 /// One authority in ten years is usual; the name of a file is limited by it.
 const MAX_NUMBER: u8 = 99;
 
-/// What an authority does.
+/// The role of an authority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// It signs, and is trusted.
@@ -164,7 +164,7 @@ impl Authorities {
         self.trusted().iter().map(certificate_pem).collect()
     }
 
-    /// What follows the hub's own certificate in a handshake: for a client that trusts an earlier authority
+    /// The certificates after the hub's own in a handshake: for a client that trusts an earlier authority
     /// alone, one certificate for each later one, the newest first.
     pub(super) fn chain(&self) -> Vec<CertificateDer<'static>> {
         let (number, signing) = &self.signing;
@@ -354,7 +354,7 @@ pub(crate) fn key_files(data_dir: &Path) -> Result<Vec<String>, PkiError> {
     Ok(names)
 }
 
-/// What a restore writes in place of a file of the authorities that is present: `None` leaves it as it is.
+/// The content that a restore writes over an existing file of the authorities: `None` leaves it as it is.
 /// The directory knows best what was retired, and so does the backup.
 ///
 /// # Errors

@@ -126,7 +126,7 @@ impl Pki {
     pub fn server_config(&self) -> Result<Arc<rustls::ServerConfig>, PkiError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut authorities = roots(&self.authorities)?;
-        // what a retired authority signed counts as expired: the server sees to that
+        // the server treats a certificate by a retired authority as expired
         for retired in self.authorities.retired() {
             authorities.add(retired).map_err(PkiError::Tls)?;
         }
@@ -372,7 +372,7 @@ pub fn node_kubeconfig(
     Ok(kubeconfig::text(&url, &authorities.bundle(), &user, &node.certificate_pem(), &node.key_pem()))
 }
 
-/// What a machine needs to join a hub besides a token: the hub's address and its authorities.
+/// The facts that a machine needs besides a token to join a hub: the hub's address and its authorities.
 #[derive(Debug)]
 pub struct Meeting {
     /// `https://HOST:PORT`.

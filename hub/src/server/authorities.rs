@@ -50,7 +50,7 @@ pub(super) fn answer(context: &RequestContext<'_>) -> Response<Body> {
 struct Trust {
     /// Nodes that report it.
     trusting: u32,
-    /// Nodes that do not, and may still come.
+    /// Nodes that do not, and may still report it.
     behind: u32,
     /// Nodes that do not, and are silent for longer than [`FORGOTTEN_AFTER`].
     forgotten: u32,

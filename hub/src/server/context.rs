@@ -78,7 +78,7 @@ impl RequestContext<'_> {
             .map_err(denied)
     }
 
-    /// What ends a watch or session that this request begins, besides its connection.
+    /// The conditions, besides its connection, under which a watch or session of this request stays open.
     pub(super) fn standing(&self, asked: &Attributes<'_>) -> Option<Standing> {
         let right = match (&*self.caller, &self.identity) {
             (Some(caller), Some(identity)) => Right::new(caller, identity, &self.parts.headers, asked),

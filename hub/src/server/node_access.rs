@@ -109,7 +109,7 @@ fn date(time: i64) -> Option<String> {
     OffsetDateTime::from_unix_timestamp(time).ok().map(rfc3339)
 }
 
-/// Whether a node was asked to give up and has not yet done so.
+/// Whether a node has an order to give up that it has not obeyed so far.
 fn is_given_up(node: &Value) -> bool {
     let asked = text(node, &["metadata", "annotations", DECOMMISSION]);
     asked.split(',').next().is_some_and(|uid| !uid.is_empty() && uid == text(node, &["metadata", "uid"]))

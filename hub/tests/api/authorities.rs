@@ -20,7 +20,7 @@ fn refused(outcome: &Outcome, expect: &str) {
     assert!(outcome.err.contains(expect), "{}", outcome.err);
 }
 
-/// What the hub names to a node as the set to trust.
+/// The set that the hub names to a node as the one to trust.
 fn announced(admin: &mut Client, node: &str) -> String {
     let path = format!("{NODES}/{node}");
     let mut digest = String::new();

@@ -252,10 +252,10 @@ fn hub_with_a_wrong_clock_locks_nobody_out() {
         hub.restart("TERM");
         let verbose = String::from_utf8(hub.anonymous().get("/readyz?verbose").body).unwrap();
         assert!(verbose.contains("[-]clock failed: ") && verbose.contains(side), "{days}: {verbose}");
-        // what counts by this clock counts
+        // a certificate that is valid by this clock counts
         let path = format!("{NODES}/{}", device.name);
         device.client(&hub, 1000, 100 * day).get(&path).expect(200);
-        // and what does not, returns, however long it has been expired
+        // a node with an expired one returns, however long ago that was
         let mut expired = device.client(&hub, 1000, -9000 * day);
         expired.post(REQUESTS, &device.request(device.name)).expect(201);
         let next = certificate(&mut expired, device.name);

@@ -121,7 +121,7 @@ fn can_i_answers_as_the_hub_decides() {
         if kubectl.version == "1.36" {
             contains(&kubectl.ok("auth whoami --as jane"), &["jane", "system:authenticated"]);
         }
-        // what it says is what happens
+        // the answer of `can-i` and the effect agree
         assert_eq!(kubectl.run("get pods --as jane").code, Some(0));
         contains(
             &kubectl.fails("get pods -A --as jane"),

@@ -91,7 +91,7 @@ impl SyncProblem {
     }
 }
 
-/// What the Node asks for, as last read.
+/// The Node's request, as last read.
 #[derive(Debug, Clone)]
 pub(crate) struct Requested {
     /// UID of the Node; empty before it was read.

@@ -187,7 +187,7 @@ struct Exit {
     held_up: Option<String>,
 }
 
-/// What the disk has accepted or refused.
+/// The disk's acceptances and refusals.
 #[derive(Debug, Clone, Copy)]
 struct Writes {
     /// The end of the previous run has a consequence that is not on disk yet.

@@ -55,7 +55,7 @@ pub(crate) struct Wishes {
     pub(crate) rotate: Option<u64>,
 }
 
-/// What is under way.
+/// The step or request under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Flight {
     Step(Step),

@@ -12,7 +12,7 @@ mod plan;
 
 pub use plan::{Plan, Situation, Source, plan, source};
 
-/// What this node knows of a certificate of its own.
+/// A certificate of this node, as far as its decisions need it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Certificate {
     /// The serial number, in hexadecimal digits.
@@ -33,7 +33,7 @@ pub struct Certificate {
     pub replaces: Option<String>,
 }
 
-/// What a kubeconfig has as a credential.
+/// The credential in a kubeconfig.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Given {
     /// There is no kubeconfig, or it cannot be used: why, if it is there.
@@ -46,7 +46,7 @@ pub enum Given {
     Other,
 }
 
-/// What is on the disk.
+/// The files on the disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
     /// The digest of the public key in `pki/next.key`.
@@ -61,7 +61,7 @@ pub struct Found {
     pub has_generated: bool,
     /// `--bootstrap-kubeconfig` can be used.
     pub can_join: bool,
-    /// It is in the place from which it is removed after the join.
+    /// The bootstrap kubeconfig is in the place from which it is removed after the join.
     pub has_leftover_token: bool,
     /// `pki/running`: a serial number, and for how many seconds this node has run since it was issued.
     pub running: Option<(String, u64)>,
@@ -131,7 +131,7 @@ pub enum IdentityAction {
 /// An answer to an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdentityEvent {
-    /// [`Step::Look`]: what is on the disk.
+    /// [`Step::Look`]: the files on the disk.
     Found(Box<Found>),
     /// A step was performed, or not.
     Done(Result<(), String>),
@@ -140,14 +140,14 @@ pub enum IdentityEvent {
     Asked(Asked),
 }
 
-/// What became of a request for a certificate.
+/// The outcome of a request for a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
     /// It waits; why, if the server says so.
     Waits(Option<String>),
     /// It was denied, or cannot be signed: why.
     Denied(String),
-    /// The certificate, in PEM, and what it says.
+    /// The fields of the certificate, and its PEM text.
     Issued(Box<Certificate>, Vec<u8>),
     /// The server does not take the credential, or the request.
     Refused(String),

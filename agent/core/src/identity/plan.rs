@@ -1,4 +1,4 @@
-//! What to do next for what is on the disk: a table, read from its top.
+//! The next step for a state of the disk: a table, read from its top.
 //!
 //! Always holds: it is a pure function; performing its steps one after the other, looking again after each,
 //! ends at rest.
@@ -8,7 +8,7 @@ use super::{By, Certificate, Found, Given, Key, Step};
 /// Certificates that are kept: the current one, and the one before it.
 const KEPT: usize = 2;
 
-/// What is known besides the disk.
+/// Facts besides the disk.
 #[derive(Debug, Clone, Default)]
 pub struct Situation {
     /// Wall time in seconds since 1970, by this node's clock.
@@ -17,7 +17,7 @@ pub struct Situation {
     pub ran: u64,
     /// The server accepts the credential in use.
     pub is_accepted: bool,
-    /// It has refused it for a while (401).
+    /// The server has refused the credential for a while (401).
     pub is_refused: bool,
     /// `rotateCertificates`.
     pub rotates: bool,
@@ -34,7 +34,7 @@ pub struct Situation {
     pub issued: Option<(Key, Certificate, Vec<u8>)>,
 }
 
-/// What to do.
+/// A decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plan {
     Step(Step),

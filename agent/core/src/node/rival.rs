@@ -35,7 +35,7 @@ struct Refused {
 }
 
 impl Rival {
-    /// The Node was read after this process has reported: who reports there, and who this is.
+    /// The Node was read after a report of this process: the machine that it shows, and this machine.
     pub(crate) fn seen(&mut self, now: Duration, theirs: &NodeSystemInfo, ours: &NodeSystemInfo) {
         let is_other = !theirs.boot_id.is_empty()
             && (theirs.boot_id != ours.boot_id || theirs.machine_id != ours.machine_id);

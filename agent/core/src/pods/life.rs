@@ -97,7 +97,7 @@ pub(crate) enum Verdict {
     Rejected(Rejection),
 }
 
-/// Whether the pod may run here, and what keeps that open.
+/// Whether the pod may run here, and the facts that keep this open.
 #[derive(Debug, Clone)]
 pub(crate) struct Admission {
     pub(crate) verdict: Verdict,
@@ -111,7 +111,7 @@ pub(crate) struct Admission {
 /// Why the pod ends, or will.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ending {
-    /// Its end was asked for: the pod goes, and its object with it.
+    /// An end was ordered: the pod goes, and its object with it.
     pub(crate) asked: Option<End>,
     /// Set if the node ends the pod while its object stays.
     pub(crate) failed: Option<Failed>,
@@ -123,7 +123,7 @@ pub(crate) struct Ending {
     pub(crate) is_finished_elsewhere: bool,
 }
 
-/// What a pod that does not start waits for, and the last word about it.
+/// The reason why a pod does not start, and the last report about it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Waits {
     /// Why it does not start; `None` if it has started or waits for nothing.

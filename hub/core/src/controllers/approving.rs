@@ -68,7 +68,7 @@ enum By {
     Other,
 }
 
-/// What a row decides.
+/// The decision of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Approve,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::value::text;
 
-/// What is known of a node's credentials.
+/// The known credentials of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Record {
     /// The newest one; `None` before the first.
@@ -31,7 +31,7 @@ pub struct Newest {
 }
 
 impl Record {
-    /// From a stored record; what cannot be read counts as unknown.
+    /// From a stored record; an unreadable field counts as unknown.
     pub fn read(stored: &Value) -> Record {
         let field = |name| text(stored, &["data", name]);
         let newest = || {

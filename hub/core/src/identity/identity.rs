@@ -30,7 +30,7 @@ pub(super) const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 /// Upstream's key for the node in the token of a pod.
 pub(super) const NODE_NAME_FACT: &str = "authentication.kubernetes.io/node-name";
 
-/// What a credential is good for.
+/// The use of a credential.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Standing {
     /// The rights of its identity.

@@ -2,7 +2,7 @@
 //!
 //! Always holds: no request reaches them, whoever sends it, so nobody sweeps them away by accident; a hub
 //! that does not know such a kind keeps its rows. Their fields are texts below `data`, as those of a
-//! ConfigMap. Left to others: what a record says (`identity::credential`).
+//! ConfigMap. Left to others: the meaning of a record (`identity::credential`).
 
 use super::kind::Kind;
 
@@ -10,10 +10,10 @@ use super::kind::Kind;
 pub static CREDENTIAL: Kind =
     Kind { kind: "Credential", plural: "credentials", singular: "credential", ..RECORD };
 
-/// What the hub remembers of itself, for example the newest time that it trusted.
+/// The hub's own facts, for example the newest time that it trusted.
 pub static HUB_STATE: Kind = Kind { kind: "HubState", plural: "hubstates", singular: "hubstate", ..RECORD };
 
-/// What all of them have in common.
+/// The common part of all of them.
 const RECORD: Kind = Kind {
     group: "hub.kedge.dev",
     namespaced: false,

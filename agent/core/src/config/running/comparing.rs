@@ -1,5 +1,5 @@
-//! Compares the Node's request with `current` (RULES.md, "Sources"): what is due because of it, and the
-//! problem with it that the condition reports.
+//! Compares the Node's request with `current` (RULES.md, "Sources"): the step that is due because of it, and
+//! the problem with it that the condition reports.
 //!
 //! Always holds: the request is compared with `current`, never with the running config; payloads are
 //! compared, never versions; a download is not parsed. Leaves to others: whether and when a transition begins

@@ -1,4 +1,4 @@
-//! Bootstrap tokens and `cluster-info` on a store: what is signed, corrected and removed.
+//! Bootstrap tokens and `cluster-info` on a store: signing, correcting and removing.
 
 use std::collections::BTreeMap;
 

@@ -57,7 +57,7 @@ fn aggregated_role_follows_the_roles_that_it_selects() {
     hub.run(&mut controller);
     let pods = reads("", "", "pods")["rules"].clone();
     assert_eq!((hub.rules("inner"), hub.rules("outer")), (pods.clone(), pods.clone()));
-    // what somebody writes into it goes again
+    // rules that somebody writes into it are removed again
     hub.edit(&CLUSTER_ROLE, "", "outer", |role| role["rules"] = reads("", "", "secrets")["rules"].clone());
     hub.run(&mut controller);
     assert_eq!(hub.rules("outer"), pods);

@@ -9,7 +9,7 @@ fn rule(verbs: &[&str], groups: &[&str], resources: &[&str]) -> Value {
     json!({"verbs": verbs, "apiGroups": groups, "resources": resources})
 }
 
-/// The right to write roles and bindings, and what else a user has.
+/// The right to write roles and bindings, and further rights of a user.
 fn manager(more: &[Value]) -> Value {
     let mut rules = vec![rule(&["create", "update", "patch", "delete"], &[rbac::GROUP], &["*"])];
     rules.extend_from_slice(more);
@@ -85,7 +85,7 @@ fn judge(user: &str, verb: &str, kind: &Kind, old: Option<&Value>, new: &Value) 
     admit_all(&identity, &request, old, new, &view())
 }
 
-/// Thirty attempts, and beside them what the same users may do.
+/// Thirty refused attempts, and beside them the permitted acts of the same users.
 #[test]
 fn nobody_grants_what_they_do_not_hold() {
     let secrets = || rule(&["get"], &[""], &["secrets"]);
@@ -151,7 +151,7 @@ fn nobody_grants_what_they_do_not_hold() {
         ("local", "create", bind_all, None, binding("ClusterRole", "pods")),
         ("binder", "create", bind_all, None, binding("ClusterRole", "everything")),
         ("local-binder", "create", bind_all, None, binding("ClusterRole", "pods")),
-        // who may impersonate users does not hold what these hold
+        // a caller that may impersonate users does not hold their rights
         ("imp", "create", bind_all, None, binding("ClusterRole", "wide")),
     ];
     assert!(refused.len() >= 30);

@@ -1,4 +1,4 @@
-//! One PolicyRule: what it allows, whether it covers another one, and how errors show it.
+//! One PolicyRule: the requests that it allows, the rules that it covers, and its text in errors.
 //!
 //! Always holds: the meaning is upstream's. A resource `x` never means `x/sub`; `*/sub` means that
 //! subresource of everything; `*` means everything. A rule with names allows nothing on collections, except
