@@ -1,8 +1,8 @@
 //! The removals of a decommissioning: first the data of pods, images and configurations, and at its end the
 //! identity.
 //!
-//! Always holds: each can be repeated after a power cut; nothing is removed through a link, or below a mount
-//! point, which may be the host's own directory; the record goes last. Leaves to others: when to remove
+//! Always holds: each can be repeated after a power cut. Nothing is removed through a link, or below a mount
+//! point, which may be the host's own directory. The record goes last. Leaves to others: when to remove
 //! (`kedge_core::Decommission`).
 
 use kedge_core::Decommission;

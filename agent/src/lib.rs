@@ -1,9 +1,10 @@
 //! The agent on each node, as a library so that tests can drive its parts.
 //!
-//! `run` is the main loop around core; `perform` performs core's decisions; `net` speaks to the API server,
-//! `local` to people and tools on the node itself; `cli` is every command that is not the agent, except
-//! `doctor`, `join`, `logs`, `slot`, `state` and `provision`; `options` and `output` are what all commands
-//! share; `workloads` performs orders about containers; `kubelet_api` answers kubectl's requests to a node.
+//! `run` is the main loop around core; `perform` performs core's decisions. `net` speaks to the API server,
+//! `local` to people and tools on the node itself. `cli` is every command that is not the agent, except
+//! `doctor`, `join`, `logs`, `slot`, `state` and `provision`. `options` and `output` are shared by all
+//! commands. `workloads` performs orders about containers; `kubelet_api` answers kubectl's requests to a
+//! node.
 
 pub mod any_server;
 mod beside;

@@ -34,8 +34,8 @@ const MAXIMUM_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Days of a year, as in the life of certificates.
 const YEAR: i64 = 365;
-/// Bounds in days: the life of a node's certificate, the life of one that is made by hand, and the time after
-/// its end in which a node may renew it.
+/// Bounds in days for three times: the life of a node's certificate, the life of one that is made by hand,
+/// and the period after its end in which a node may renew it.
 const NODE_LIVES: (i64, i64) = (1, 10 * YEAR);
 const LIVES_BY_HAND: (i64, i64) = (1, 50 * YEAR);
 const MAY_RENEW: (i64, i64) = (0, 50 * YEAR);

@@ -2,10 +2,10 @@
 //!
 //! A restored store may assign a configuration that its node left long ago. Always holds: no node is moved to
 //! an older configuration unless a person decides so. A marked node may not read the ConfigMap that its Node
-//! names, and so keeps what it runs, until it has reported its assignment, and while the store does not know
-//! that assignment. In the first case its report decides. In the second a person does, by `kedge-hub node
-//! accept`. Versions are compared, never times. Pure. Left to others: marking the Nodes at the first start,
-//! and performing the edits (`node_acts` of the hub).
+//! names, and so keeps its present configuration. This holds until it has reported its assignment, and while
+//! the store does not know that assignment. In the first case its report decides. In the second a person
+//! does, by `kedge-hub node accept`. Versions are compared, never times. Pure. Left to others: marking the
+//! Nodes at the first start, and performing the edits (`node_acts` of the hub).
 
 use serde_json::{Value, json};
 

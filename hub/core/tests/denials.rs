@@ -1,8 +1,8 @@
 //! Random histories of revocations, readmissions, certificates, assignments, backups and restores, by a hub
 //! whose clock shows anything.
 //!
-//! Always holds, in each history and after a restore of each of its backups: no credential that was revoked
-//! is valid again, one that was issued after a readmission is, and no node is moved to an older configuration
+//! Always holds, in each history and after a restore of each of its backups: no revoked credential is valid
+//! again, and one that was issued after a readmission is valid. No node is moved to an older configuration
 //! without a person. The model knows the credentials themselves; the product only what it wrote down.
 
 use kedge_hub_core::identity::Identity;

@@ -3,8 +3,8 @@
 //!
 //! An authority is made ([`Authorities::make_next`]): clients learn to trust it, and it signs nothing. Then
 //! it signs ([`Authorities::sign_with`]), while the former one is still trusted. At last the former one is
-//! retired ([`Authorities::retire`]): its key is erased, and a certificate by it is good for one thing alone,
-//! asking for a certificate of the present one.
+//! retired ([`Authorities::retire`]): its key is erased. A certificate by it is then good for one thing
+//! alone: to ask for a certificate of the present one.
 //!
 //! Always holds: there is one authority that signs; at most two are trusted; an authority that is in
 //! `authorities.json` is durable. A power cut after any write leaves a state from which the same command

@@ -2,11 +2,11 @@
 //!
 //! A credential's age is its issue number; it is never judged by a wall clock, which a hub may have lost.
 //! Always holds: a number is durable before anything carries it, so none is handed out twice, not even after
-//! a crash. Several processes may take numbers (`node-kubeconfig` works beside a running hub): the one that
-//! holds the lock of `pki/issue-number.lock` does, one at a time, so a later number is a greater one. If the
-//! file is lost or damaged, or a certificate shows a number that this directory never reached (it was
-//! replaced by an older copy), the counter continues far above. Left to others: the place of the number in a
-//! certificate (`kedge_hub_core::identity`), what it decides (`denied`).
+//! a crash. Several processes may take numbers (`node-kubeconfig` works beside a running hub). They take
+//! turns by the lock of `pki/issue-number.lock`, so a later number is a greater one. If the file is lost or
+//! damaged, or a certificate shows a number that this directory never reached (it was replaced by an older
+//! copy), the counter continues far above. Left to others: the place of the number in a certificate
+//! (`kedge_hub_core::identity`), what it decides (`denied`).
 
 use std::fs::{self, File};
 use std::io;

@@ -1,16 +1,16 @@
 //! Limits per caller, and fair shares of what all callers use together.
 //!
 //! A caller is an identity, or the network of an anonymous one. From each pool a caller gets at most a
-//! quarter of what is free (an administrator, half of all) while half of the pool is free; then a 256th of
-//! the pool, and from its last quarter a 2048th or [`Resource::least`]. Always holds: a few callers cannot
-//! get more than half of a pool, and to take the rest from a caller that holds nothing needs more than 64
-//! others (of the few long answers, as many as there are), in whatever order they come; hundreds of nodes
+//! quarter of what is free (an administrator, half of all) while half of the pool is free. Then it gets a
+//! 256th of the pool, and from its last quarter a 2048th or [`Resource::least`]. Always holds: a few callers
+//! cannot get more than half of a pool. To take the rest from a caller that holds nothing needs more than 64
+//! others (of the few long answers, as many as there are), in whatever order they come. Hundreds of nodes
 //! together can do it. An eighth of each pool, of long answers half, is reserved for administrators.
 //! Anonymous callers, whose addresses cost nothing, share a part of the connections; so do identities that
 //! are neither nodes nor administrators. People, whose identities an administrator approved one by one, have
-//! more requests at once and a higher rate than programs in pods, so that `kubectl get -w` and a rollout
-//! beside it do not wait for each other. A node's renewals take from no pool at all and have a rate of their
-//! own: only their own node can delay them, by its renewals alone.
+//! more requests at once and a higher rate than programs in pods. So `kubectl get -w` and a rollout beside it
+//! do not wait for each other. A node's renewals take from no pool at all and have a rate of their own: only
+//! their own node can delay them, by its renewals alone.
 //!
 //! A refusal is 429 (the caller's own excess) or 503 (the hub's), with Retry-After. Left to others: how large
 //! the pools are (`capacity`), and connections before they have an identity (`handshakes`).

@@ -1,6 +1,6 @@
 //! The desired set on disk: whether it was read, and the records in it that belong to no known pod.
 //!
-//! Always holds: unknown is not empty, so a set that cannot be read is read again until it can; a record
+//! Always holds: unknown is not empty, so a set that cannot be read is read again until it can. A record
 //! without a pod is removed until the disk accepts that. Leaves to others: the content of records (`record`).
 
 use crate::answer::{Level, Now};

@@ -1,7 +1,7 @@
 //! The mirror pods in the API: the API server's objects of static pods, which show them to others.
 //!
 //! Always holds: only the file decides whether a static pod runs, so a mirror is made again when others
-//! delete it, at growing pauses; a mirror without a pod stays while its file may exist, or its pod ends.
+//! delete it, at growing pauses. A mirror without a pod stays while its file may exist, or its pod ends.
 //! Leaves to others: a mirror's text and its status (`steps::reporting`).
 
 use crate::answer::{Answer, Now};

@@ -1,5 +1,5 @@
 //! Whether the wall clock can be trusted for a deletion of an old object, or for the refusal of a node whose
-//! certificate expired long ago: neither can be undone from afar.
+//! certificate expired long ago. Neither can be undone from afar.
 //!
 //! Always holds: a clock behind the newest time that the hub trusted, or more than 30 days ahead of it, is
 //! wrong until it has advanced evenly for a week. Meanwhile no age counts. For an hour after the wall clock

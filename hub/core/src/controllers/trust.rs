@@ -3,7 +3,7 @@
 //! Inputs: Node. Outputs: Node, the annotation `kedge.dev/trust` with the digest of the trusted set. A node
 //! that finds another digest there than that of its own set reads the set from `kube-public/cluster-info`,
 //! and reports the digest in `kedge.dev/authorities`. Always holds: a hub that never had a second authority
-//! writes nothing; no turn writes more than [`PER_TURN`] Nodes, so that a fleet does not read the set all at
+//! writes nothing. No turn writes more than [`PER_TURN`] Nodes, so that a fleet does not read the set all at
 //! once.
 
 use std::collections::BTreeSet;

@@ -4,8 +4,8 @@
 //! administrators, and out of the reach of nodes. Each key denies something: `node.NAME`, `user.NAME` (bytes
 //! outside `-.a-zA-Z0-9` as `_xx`), `certificate.SHA256` (hexadecimal), or `node-sha256.SHA256` for a node
 //! whose name is too long for a key. The value explains it to people. Always holds: a key counts whatever its
-//! value is; only a value that parses as a readmission limits it to credentials that the node or its pods got
-//! before, by their issue numbers; of several entries of one node the strictest counts. Administrators are
+//! value is. Only a value that parses as a readmission limits it to earlier credentials of the node or its
+//! pods, by their issue numbers. Of several entries of one node the strictest counts. Administrators are
 //! denied by certificate only, so that one of them cannot lock out all. An edit may add denials and never
 //! ends one: that takes a command of the hub (`node readmit`, `denied lift`). So the list is deleted only
 //! when it denies nothing; a new key that denies nothing is refused. The directory's marker has all entries,

@@ -26,7 +26,7 @@ const LONGEST_PERIOD: Duration = Duration::from_secs(600);
 /// A machine that has been silent for this many of its periods is not alive.
 const PERIODS: u32 = 2;
 /// Two machines count as one again when one of them has been silent for this long, and for twice [`PERIODS`]
-/// of its periods: a link with losses must not make the condition flap.
+/// of its periods. A link with losses must not make the condition flap.
 const OVER: Duration = Duration::from_secs(120);
 /// A silent machine is remembered for this long, and keeps its place before later ones.
 const REMEMBERED: Duration = Duration::from_secs(3600);

@@ -3,10 +3,10 @@
 //! Always holds: this module does no IO and keeps no state, so a decision is a function of the request, the
 //! time and the stored objects. `identity` reads the identity that a credential proves, `impersonation` the
 //! one that a caller asks for instead, if it may. `authorize` decides on a request before anything is read,
-//! by a list of authorizers; `admit` decides on an object as it would be stored: what a node may say
-//! (`node_restriction`), and what needs a right besides that of the request (`escalation`, `privileges`).
-//! Both use upstream's texts, because people search for them. `denied` is the list of revoked credentials,
-//! `credential` the newest one of each node.
+//! by a list of authorizers. `admit` decides on an object as it would be stored: the limits of a node
+//! (`node_restriction`), and changes that need a right besides that of the request (`escalation`,
+//! `privileges`). Both use upstream's texts, because people search for them. `denied` is the list of revoked
+//! credentials, `credential` the newest one of each node.
 
 mod attributes;
 mod authorizer;

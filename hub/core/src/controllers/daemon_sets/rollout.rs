@@ -1,7 +1,7 @@
 //! How far an update of a DaemonSet may go: canaries first, when failures stop it, and when it is complete.
 //!
 //! Always holds: a stop is recorded at its revision (`recorded`), with the generation of the template in
-//! which it happened, so an update stays stopped after a hub is killed, and a changed template, an undo or an
+//! which it happened. So an update stays stopped after a hub is killed, and a changed template, an undo or an
 //! annotation starts afresh. In the step that would replace more pods the stop is derived from the pods,
 //! before it is recorded, so no pod is ended in between. Times are of the hub's clock, from when it saw a
 //! pod. Only updates are stopped, never the first rollout of a set, nor a rollout that was complete once.

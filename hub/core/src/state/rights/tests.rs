@@ -129,8 +129,8 @@ fn change(rights: &mut Rights, naive: &mut Naive, kind: &'static Kind, value: Va
     };
 }
 
-/// Three answers agree on each question, after any order of creations, changes and deletions: of an index
-/// that is kept up to date, of one that is made anew, and of a reader of all objects.
+/// Three answers agree on each question, after any order of creations, changes and deletions. They are those
+/// of an index that is kept up to date, of one that is made anew, and of a reader of all objects.
 #[test]
 fn index_agrees_with_a_naive_evaluator() {
     let (mut allowed, mut refused) = (0, 0);
