@@ -7,10 +7,10 @@
 //! A restore needs the hub to be stopped (the directory's lock ensures that). It reads every object and key
 //! before any change, and keeps the old store as `state.db.before-restore`. It raises the revision above all
 //! that were handed out: so clients that watched the old state must list again, and no version is ever used
-//! twice. The issue number is raised, too. A denied node stays denied: by the backup, by the directory, or by
-//! the last act in its audit log. Bootstrap tokens of the backup are void, because nobody knows which of them
-//! were used. Renewals of the last seconds may be missing, as after a crash. Left to others: the file format
-//! (`sqlite`), the checksum (`trailer`).
+//! twice. The issue number is raised, too. Denied nodes, users and certificates stay denied: by the backup,
+//! by the directory, or by the last act in its audit log. Bootstrap tokens of the backup are void, because
+//! nobody knows which of them were used. Renewals of the last seconds may be missing, as after a crash. Left
+//! to others: the file format (`sqlite`), the checksum (`trailer`).
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
