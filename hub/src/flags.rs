@@ -125,7 +125,7 @@ Flags:
   --approve                 of token create, for a beginning of names or any node: requests are approved without a person
   --description TEXT        of token create and node-bootstrap: what it is for, for others to read
   --reason TEXT             of node revoke: why, for others to read
-  --wipe                    of node decommission: wipe the state partition, too
+  --wipe                    of node decommission: ask for a wiped state partition; no agent wipes it so far
   --all                     of node accept: every node that waits for a decision
   --force                   of node revoke: also a name that this hub does not know
   --keep COUNT              of backup: FILE is a directory; write the next numbered file there, and remove all but this many

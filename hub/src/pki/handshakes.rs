@@ -227,6 +227,37 @@ fn certificate_below_a_nodes_is_refused() {
     assert!(error.starts_with("server: invalid peer certificate"), "{error}");
 }
 
+/// A thief of an authority's key, which is retired for that, puts an authority of his own between: the server
+/// would not find the retired one's name in what he shows.
+#[test]
+fn certificate_below_an_intermediate_is_refused() {
+    let (_pki, server, client) = hub("intermediate");
+    let stolen = std::fs::read_to_string(client._data.join("pki/ca.pem")).unwrap();
+    let public = String::from_utf8(client.trusts.clone()).unwrap();
+    let of_stolen = rcgen::KeyPair::from_pem(&stolen).unwrap();
+    let authority = rcgen::Issuer::from_ca_cert_pem(&public, of_stolen).unwrap();
+    let params = |name: &str| {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params
+    };
+    let mut between = params("x");
+    between.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let between_key = rcgen::KeyPair::generate().unwrap();
+    let between_pem = between.signed_by(&between_key, &authority).unwrap().pem();
+    let between = rcgen::Issuer::from_ca_cert_pem(&between_pem, between_key).unwrap();
+    let mut admin = params("admin");
+    admin.distinguished_name.push(rcgen::DnType::OrganizationName, "system:masters");
+    admin.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    let own = rcgen::KeyPair::generate().unwrap();
+    let chain = admin.signed_by(&own, &between).unwrap().pem() + &between_pem;
+    let text = kubeconfig::text("https://x:1", "", "x", &chain, &own.serialize_pem());
+    let error =
+        connect(&server, &Client { kubeconfig: Some(text), ..client }.config(), "localhost").unwrap_err();
+    assert!(error.starts_with("server: invalid peer certificate"), "{error}");
+}
+
 #[test]
 fn board_in_1970_or_twenty_years_ahead_connects() {
     let (_pki, server, mut client) = hub("clocks");

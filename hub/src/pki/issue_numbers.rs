@@ -21,6 +21,8 @@ use crate::store::marker::Marker;
 const NAME: &str = "pki/issue-number";
 /// The file whose lock a process holds while it takes a number.
 const LOCK: &str = "pki/issue-number.lock";
+/// A greater number in a credential does not raise the counter.
+const MOST_MET: u64 = 1 << 62;
 /// The first word of the file, with the version of its format.
 const HEAD: &str = "kedge-issue-number-1";
 /// Raise of the counter where it is unknown which numbers were handed out: more than any hub issues.
@@ -49,7 +51,11 @@ impl IssueNumbers {
     /// # Errors
     /// The counter cannot be read or written; the text names the file.
     pub fn take(&self) -> io::Result<u64> {
-        self.advance(|highest| Some(highest + 1))
+        let next = self.advance(|highest| highest.checked_add(1))?;
+        match next == u64::MAX {
+            false => Ok(next),
+            true => Err(io::Error::other("all issue numbers are used up")),
+        }
     }
 
     /// The highest number that this process knows to be handed out: any number that it takes later is
@@ -76,7 +82,8 @@ impl IssueNumbers {
     /// # Errors
     /// The counter cannot be read or written.
     pub fn meet(&self, number: u64) -> io::Result<bool> {
-        if !self.is_unknown(number) {
+        // no hub comes so far, but a thief of an old authority's key may write it
+        if !self.is_unknown(number) || number > MOST_MET {
             return Ok(false);
         }
         let mut was_unknown = false;
@@ -224,5 +231,18 @@ mod tests {
         assert_eq!((hub.take().unwrap(), command.take().unwrap()), (10 + RAISE, 11 + RAISE));
         hub.raise_to(5).unwrap();
         assert_eq!(hub.take().unwrap(), 12 + RAISE);
+    }
+
+    #[test]
+    fn number_that_no_hub_reaches_does_not_raise_the_counter() {
+        let data = kedge_rig::Scratch::new("hub-issue-numbers-far").unwrap();
+        std::fs::create_dir(data.join("pki")).unwrap();
+        let numbers = IssueNumbers::open(&data).unwrap();
+        assert!(!numbers.meet(u64::MAX).unwrap());
+        assert_eq!(numbers.take().unwrap(), 1);
+        assert!(numbers.meet(MOST_MET).unwrap(), "it is above all");
+        numbers.raise_to(u64::MAX - 1).unwrap();
+        let refused = numbers.take().unwrap_err().to_string();
+        assert!(refused.contains("used up"), "{refused}");
     }
 }

@@ -139,6 +139,8 @@ impl Pki {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         config.ticketer = Arc::clone(&self.tickets) as Arc<dyn rustls::server::ProducesTickets>;
         config.send_tls13_tickets = TICKETS_PER_HANDSHAKE;
+        // sessions are resumed by tickets alone, which end at a revocation
+        config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
         Ok(Arc::new(config))
     }
 

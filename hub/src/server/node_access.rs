@@ -28,9 +28,9 @@ use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::controllers::approving::AWAITING;
 use kedge_hub_core::decode;
-use kedge_hub_core::identity::Identity;
 use kedge_hub_core::identity::certificate_request::Request;
 use kedge_hub_core::identity::denied::{self, Change, DENY_LIST_NAME, DENY_LIST_NAMESPACE, explanation};
+use kedge_hub_core::identity::{Attributes, Identity};
 use kedge_hub_core::kinds::schema::base64_decode;
 use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, CONFIG_MAP, EVENT, LEASE, NODE};
 use kedge_hub_core::object::Object;
@@ -172,8 +172,9 @@ async fn ask(
     let issued = tokio::task::spawn_blocking(move || numbers.refreshed()).await;
     let issued = issued.map_err(|_| ApiError::internal("the counter failed"))?;
     let waited = AtomicBool::new(false);
-    // an administrator who was revoked meanwhile changes nothing
-    let admit = |_: Option<&Value>, _: &Value| context.identity_now().map(drop);
+    // as a patch of the Node: who is not an administrator needs the right to assign, and to wipe
+    let attributes = Attributes { verb: "patch", resource: NODE.plural, name: node, ..Attributes::default() };
+    let admit = |old: Option<&Value>, new: &Value| context.admit(&attributes, old, new);
     let options = WriteOptions { admit: &admit, ..WriteOptions::internal() };
     let place = Place { kind: &NODE, namespace: "", name: node };
     let compute = |found: &Object, mut value: Value| {
@@ -202,7 +203,7 @@ async fn ask(
         AccessVerb::Decommission => format!(
             "{by} asked node {node} to give up: it ends its pods and removes its state{}; then it is denied and its Node deleted. \
              A device that is stolen or never comes back needs `kedge-hub node revoke {node}`",
-            if wipe { " and wipes its disk" } else { "" }
+            if wipe { " (its record asks for a wiped disk, which no agent does so far)" } else { "" }
         ),
         _ => format!("{by} accepted the restored assignment of node {node}"),
     };
@@ -347,8 +348,15 @@ async fn enter<T: Send + Default>(
         }
     }
     let found = Mutex::new(T::default());
-    // an administrator who was revoked meanwhile changes nothing
-    let admit = |_: Option<&Value>, _: &Value| context.identity_now().map(drop);
+    // as a change of the list: a rule must name it
+    let attributes = Attributes {
+        verb: "update",
+        resource: CONFIG_MAP.plural,
+        namespace: DENY_LIST_NAMESPACE,
+        name: DENY_LIST_NAME,
+        ..Attributes::default()
+    };
+    let admit = |old: Option<&Value>, new: &Value| context.admit(&attributes, old, new);
     let options = WriteOptions { admit: &admit, lifts_denials: true, ..WriteOptions::internal() };
     let place = Place { kind: &CONFIG_MAP, namespace: DENY_LIST_NAMESPACE, name: DENY_LIST_NAME };
     let compute = |_: &Object, mut config_map: Value| {

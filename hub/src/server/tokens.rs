@@ -64,7 +64,7 @@ pub(super) fn issue(
         audiences: &audiences,
         bound: &bound,
         id: &id,
-        issue: hub.issue_numbers().highest() + 1,
+        issue: hub.issue_numbers().highest().saturating_add(1),
     };
     let signed = tokens
         .sign(&grant.claims(now.unix_timestamp(), seconds))

@@ -373,7 +373,7 @@ impl IdentityActor {
         let in_use = found.in_use().map(|(certificate, _)| certificate.clone());
         self.found = Some(found);
         match plan {
-            Plan::Step(Step::MakeKey) if !self.may_begin(in_use.as_ref(), turn) => {}
+            Plan::Step(Step::MakeKey) if !self.may_begin(in_use.as_ref(), wishes, turn) => {}
             Plan::Step(step) => self.step(step, turn),
             Plan::Ask(key, by) => {
                 self.state = match (self.state, situation.is_refused) {
@@ -427,8 +427,12 @@ impl IdentityActor {
     }
 
     /// Whether a renewal that is due may begin now.
-    fn may_begin(&mut self, certificate: Option<&Certificate>, turn: &mut Turn) -> bool {
+    fn may_begin(&mut self, certificate: Option<&Certificate>, wishes: Wishes, turn: &mut Turn) -> bool {
         let Some(certificate) = certificate else { return true };
+        // a person waits for it, and the next certificate has a greater number
+        if certificate.number > 0 && wishes.rotate.is_some_and(|number| certificate.number <= number) {
+            return true;
+        }
         let now = turn.now.mono;
         let life = Duration::from_secs(certificate.not_after.saturating_sub(certificate.issued));
         let begin = *self.begin.get_or_insert_with(|| {

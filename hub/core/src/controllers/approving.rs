@@ -14,7 +14,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use kedge_api::{CLUSTER_EVENT_NAMESPACE, NODE_GROUP, NODE_SIGNER, NODE_USER_PREFIX};
+use kedge_api::{BOOTSTRAP_GROUP, CLUSTER_EVENT_NAMESPACE, NODE_GROUP, NODE_SIGNER, NODE_USER_PREFIX};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
@@ -117,6 +117,16 @@ static ROWS: &[Row] = &[
         message: "the requester may not ask for a certificate of this node",
     },
     Row {
+        reason: "KeyOfDenied",
+        by: &[By::Token],
+        when: |case| {
+            case.newest_is_denied && case.newest.as_ref().is_some_and(|newest| newest.key == case.key)
+        },
+        answer: Answer::Person,
+        tells: true,
+        message: "a bootstrap token asks for a certificate with the key of a credential that is denied: perhaps a copy of an old disk",
+    },
+    Row {
         reason: "SameKey",
         by: &[By::Token],
         when: |case| case.newest.as_ref().is_some_and(|newest| newest.key == case.key),
@@ -129,7 +139,7 @@ static ROWS: &[Row] = &[
         by: &[By::Token],
         when: |case| {
             let other_waits = !case.pending.is_empty() && case.pending != case.key;
-            other_waits || (!case.decommissioned && (case.newest_lives || case.registered.is_some()))
+            other_waits || case.newest_lives || case.registered.is_some()
         },
         answer: Answer::Person,
         tells: true,
@@ -234,10 +244,11 @@ struct Case {
     /// The node's newest credential; then whether it counts now.
     newest: Option<Newest>,
     newest_lives: bool,
+    /// The newest credential is denied.
+    newest_is_denied: bool,
     pending: String,
     /// The UID of its Node.
     registered: Option<String>,
-    decommissioned: bool,
     /// The requester's certificate is the node's newest one.
     is_newest: bool,
     /// The id of its key.
@@ -440,11 +451,14 @@ impl Approving {
             let list = at(&request, &["spec", "extra", key]);
             list.and_then(|list| list[0].as_str()).unwrap_or_default().to_owned()
         };
-        let is_node = at(&request, &["spec", "groups"])
-            .and_then(Value::as_array)
-            .is_some_and(|groups| groups.iter().any(|group| group == NODE_GROUP));
-        let requester = user.strip_prefix(NODE_USER_PREFIX).filter(|_| is_node);
+        let has_group = |name: &str| {
+            let groups = at(&request, &["spec", "groups"]).and_then(Value::as_array);
+            groups.into_iter().flatten().any(|group| group == name)
+        };
+        let requester = user.strip_prefix(NODE_USER_PREFIX).filter(|_| has_group(NODE_GROUP));
+        // who takes on the name of a token's user alone was not admitted as one
         let by = match (bootstrap_token::of_user(user), requester) {
+            (Some(_), _) if !has_group(BOOTSTRAP_GROUP) => By::Other,
             (Some(_), _) => By::Token,
             (_, Some(_)) if fact(EXPIRED_SINCE).is_empty() => By::Live,
             (_, Some(_)) => By::Expired,
@@ -475,12 +489,9 @@ impl Approving {
                 counts: token.uses.is_some() && !token.has_admitted(&node, &asked.public_key),
             }),
             newest_lives: newest.as_ref().is_some_and(|newest| lives(newest, &node, denied, now.wall)),
+            newest_is_denied: newest.as_ref().is_some_and(|newest| is_denied(newest, &node, denied)),
             newest,
             pending: record.pending,
-            decommissioned: registered.as_ref().is_some_and(|found| {
-                condition(&found.value()["status"], "Decommissioned")
-                    .is_some_and(|condition| condition["status"] == "True")
-            }),
             registered: registered.map(|found| found.uid.to_string()),
             is_newest,
             own_key,
@@ -502,11 +513,15 @@ fn unchanged(kind: &'static Kind, namespace: &str, name: &str, revision: Option<
 
 /// Whether a credential counts now: it has not expired, and is not denied.
 fn lives(newest: &Newest, node: &str, denied: &DenyList, now: OffsetDateTime) -> bool {
+    now.unix_timestamp() < newest.not_after && !is_denied(newest, node, denied)
+}
+
+fn is_denied(newest: &Newest, node: &str, denied: &DenyList) -> bool {
     let identity = Identity {
         issue: newest.issue,
         ..Identity::new(&format!("{NODE_USER_PREFIX}{node}"), &[NODE_GROUP])
     };
-    now.unix_timestamp() < newest.not_after && denied.refusal(&identity).is_none()
+    denied.refusal(&identity).is_some()
 }
 
 /// The first task for a request.
@@ -684,9 +699,9 @@ mod tests {
             }),
             newest: None,
             newest_lives: false,
+            newest_is_denied: false,
             pending: String::new(),
             registered: None,
-            decommissioned: false,
             is_newest: true,
             own_key: "k1".to_owned(),
             since: 1_700_000_000,
@@ -719,22 +734,23 @@ mod tests {
             (Case { may_have_the_name: false, ..case(By::Token) }, "OtherName", Answer::Person, false),
             (Case { may_have_the_name: false, ..case(By::Live) }, "OtherName", Answer::Person, false),
             (Case { may_have_the_name: false, ..case(By::Expired) }, "OtherName", Answer::Person, false),
-            (case(By::Token), "Joins", Answer::Admit, false),
-            (Case { pending: "k1".to_owned(), ..case(By::Token) }, "Joins", Answer::Admit, false),
-            // of a credential that has expired, and a Node that was deleted
-            (Case { newest: newest("k0"), ..case(By::Token) }, "Joins", Answer::Admit, false),
             (
-                Case {
-                    registered: here(),
-                    decommissioned: true,
-                    newest: newest("k0"),
-                    newest_lives: true,
-                    ..case(By::Token)
-                },
+                Case { newest: newest("k1"), newest_is_denied: true, ..token(&|token| token.spent = true) },
+                "KeyOfDenied",
+                Answer::Person,
+                true,
+            ),
+            // the device that takes the place of a denied one
+            (
+                Case { newest: newest("k0"), newest_is_denied: true, ..case(By::Token) },
                 "Joins",
                 Answer::Admit,
                 false,
             ),
+            (case(By::Token), "Joins", Answer::Admit, false),
+            (Case { pending: "k1".to_owned(), ..case(By::Token) }, "Joins", Answer::Admit, false),
+            // of a credential that has expired, and a Node that was deleted
+            (Case { newest: newest("k0"), ..case(By::Token) }, "Joins", Answer::Admit, false),
             (
                 Case {
                     newest: newest("k1"),
@@ -755,12 +771,7 @@ mod tests {
             (Case { registered: here(), ..case(By::Token) }, "NameTaken", Answer::Person, true),
             (Case { pending: "k0".to_owned(), ..case(By::Token) }, "NameTaken", Answer::Person, true),
             (
-                Case {
-                    pending: "k0".to_owned(),
-                    registered: here(),
-                    decommissioned: true,
-                    ..case(By::Token)
-                },
+                Case { pending: "k0".to_owned(), registered: here(), ..case(By::Token) },
                 "NameTaken",
                 Answer::Person,
                 true,
