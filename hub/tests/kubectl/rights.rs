@@ -220,9 +220,14 @@ fn watch_ends_with_the_right_to_it() {
         kubectl.ok("create clusterrolebinding robot --clusterrole=view --serviceaccount=default:robot");
         kubectl.ok("create role reader --verb=get,list,watch --resource=configmaps");
         kubectl.ok("create rolebinding jane --role=reader --user=jane");
+        // one that acts as an administrator
+        let deputy = program(hub, kubectl, "deputy");
+        kubectl.ok("create clusterrole deputy --verb=impersonate --resource=users,groups");
+        kubectl.ok("create clusterrolebinding deputy --clusterrole=deputy --serviceaccount=default:deputy");
         let mut watches = [
             robot.start("get cm -o name --watch"),
             kubectl.start("get cm -o name --watch --as jane"),
+            deputy.start("get cm -o name --watch --as x --as-group system:masters"),
             kubectl.start("get cm -o name --watch"),
         ];
         for watch in &watches {
@@ -231,14 +236,14 @@ fn watch_ends_with_the_right_to_it() {
                 ("configmap/kube-root-ca.crt".to_owned(), "configmap/one".to_owned())
             );
         }
-        kubectl.ok("delete clusterrolebinding robot");
+        kubectl.ok("delete clusterrolebinding robot deputy");
         kubectl.ok(r#"patch role reader --type=json -p '[{"op": "replace", "path": "/rules/0/verbs", "value": ["get"]}]'"#);
         kubectl.ok("create configmap two --from-literal=a=1");
-        for watch in &mut watches[..2] {
+        for watch in &mut watches[..3] {
             watch.wait();
             assert_eq!(watch.line_within(1), None, "nothing that came after the change");
         }
-        assert_eq!(watches[2].line(), "configmap/two");
+        assert_eq!(watches[3].line(), "configmap/two");
         contains(&robot.fails("get cm"), &["cannot list resource \"configmaps\""]);
         contains(&kubectl.fails("get cm --as jane"), &["cannot list resource \"configmaps\""]);
     });
@@ -280,6 +285,37 @@ fn token_that_patches_nodes_commands_none() {
         );
         let node = hub.stored("/api/v1/nodes/edge-1");
         assert_eq!(node["metadata"]["labels"]["fleet.kedge.dev/ring"], "canary");
+    });
+}
+
+/// The right to a path below /kedge/ is not the right to what is changed there.
+#[test]
+fn path_alone_commands_no_node() {
+    with_newest_kubectl(|hub, kubectl| {
+        registered(hub, kubectl, "edge-1");
+        let paths = program(hub, kubectl, "paths");
+        kubectl.ok("create clusterrole paths --verb=get,post --non-resource-url=/kedge/*");
+        kubectl.ok("create clusterrolebinding paths --clusterrole=paths --serviceaccount=default:paths");
+        paths.ok("get --raw /kedge/nodes");
+        let post = |path: &str| format!("create --raw /kedge/{path} -f -");
+        for verb in ["rotate", "decommission"] {
+            contains(
+                &paths.fails_with(&post(&format!("nodes/edge-1/{verb}")), "{}"),
+                &["cannot assign resource \"nodes/config\""],
+            );
+        }
+        for path in ["nodes/edge-1/revoke", "denials/node.edge-1/lift"] {
+            contains(&paths.fails_with(&post(path), "{}"), &["only a rule with its name"]);
+        }
+        let node = hub.stored("/api/v1/nodes/edge-1");
+        assert_eq!(node["metadata"]["annotations"]["kedge.dev/decommission"], serde_json::Value::Null);
+        // the right to assign is no right to wipe
+        kubectl.ok("create clusterrolebinding paths-assign --clusterrole=kedge:assign --serviceaccount=default:paths");
+        contains(
+            &paths.fails_with(&post("nodes/edge-1/decommission"), r#"{"wipe": true}"#),
+            &["cannot wipe resource \"nodes/config\""],
+        );
+        paths.ok_with(&post("nodes/edge-1/rotate"), "{}");
     });
 }
 
