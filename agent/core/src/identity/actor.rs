@@ -353,7 +353,7 @@ impl IdentityActor {
         }
     }
 
-    /// Orders what is due.
+    /// Orders the step or the request that is due.
     pub(crate) fn decide(&mut self, wishes: Wishes, turn: &mut Turn) {
         let now = turn.now.mono;
         if self.flight.is_some() || now < self.pause.0 {

@@ -1,6 +1,6 @@
 //! The node's own credential: how it joins with a token, and renews its certificate.
 //!
-//! Owns the decisions: `plan` is what to do for what is on the disk, `actor` when. Always holds: the files
+//! Owns the decisions: `plan` chooses the next step from the files, `actor` its time. Always holds: the files
 //! are the only memory, so a power cut between any two steps leaves a state to start from. A key is on the
 //! disk before any server sees a request for it, and an existing key is used before another is made. A
 //! certificate is used only once it is durable, and older files are removed only then. Nothing here ends a

@@ -8,7 +8,7 @@
 //! its token once, however often the hub is killed in between. For that the key is reserved in the table of
 //! credentials first, then the use is counted, then the request is approved; each step may be repeated
 //! without effect. An expired node is approved for the key of its newest credential alone. A request that
-//! waits for a person has the condition [`AWAITING`] with the reason. Left to others: who may make a request
+//! waits for a person has the condition [`AWAITING`] with the reason. Left to others: the right to make a request
 //! (`identity`), signing (`certificates`).
 
 use std::collections::BTreeSet;
@@ -90,7 +90,7 @@ struct Row {
     message: &'static str,
 }
 
-/// The table. A request that no row approves waits for a person, who may approve what the hub would not.
+/// The table. A request that no row approves waits for a person, whose decision the table does not bind.
 static ROWS: &[Row] = &[
     Row {
         reason: "Denied",

@@ -1,6 +1,6 @@
 //! The roles and bindings that every hub has: upstream's that mean something here, and Kedge's own.
 //!
-//! Always holds: each carries upstream's label and annotation, so that a start adds what is missing from it
+//! Always holds: each carries upstream's label and annotation, so that a start adds missing rules and subjects
 //! unless the annotation is `false` ([`complete`]). Nothing that somebody added is taken away. What differs
 //! from upstream: `edit` and `admin` do not write DaemonSets, which run on every node and are an
 //! administrator's. Left to others: writing them (`controllers::cluster_roles`).
