@@ -111,6 +111,8 @@ mod tests {
         assert!(told.try_recv().is_err(), "it rests");
         rest.go_on();
         assert_eq!(told.recv().unwrap(), 2);
+        // Only a loop that waits for orders is sure to see one that comes after `begin`.
+        await_rest();
         rest.begin();
         send.send(3).unwrap();
         assert_eq!(told.recv().unwrap(), 3);
