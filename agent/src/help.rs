@@ -166,7 +166,7 @@ Commands that units, hooks and the agent itself run:
   state open         before systemd: check, repair or make the state partition, and mount it on /var
   provision          for kedge-provision.service: install the identity that was handed over
   session, kubelet-port, shim, pause, look, unpack
-                     for the hub's calls, the kubelet's port, containers, paths that may hang, images (docs/pods.md)
+                     for the hub's calls, the kubelet's port, containers, paths that may hang, images (docs/reference/pods.md)
 ";
 
 const AGENT: &str = "\

@@ -1,7 +1,7 @@
 //! How much load the hub accepts: its limits, computed from the memory, file descriptors and processors that
 //! it may use.
 //!
-//! Always holds: the limits follow from three numbers by one rule ([`Capacity::of`]), which docs/limits.md
+//! Always holds: the limits follow from three numbers by one rule ([`Capacity::of`]), which docs/reference/limits.md
 //! explains; all limits used up at once still fit into the memory. Left to others: which caller gets which
 //! share (`server::limits`).
 
@@ -171,7 +171,7 @@ mod tests {
         check(64, 65_536, 1, [682, 2048, 16, 16, 8, 64, 2, 1]);
     }
 
-    /// An operator finds in the log which limits of docs/limits.md apply on this machine.
+    /// An operator finds in the log which limits of docs/reference/limits.md apply on this machine.
     #[test]
     fn limits_are_shown_with_what_they_follow_from() {
         let machine = Machine { memory_bytes: 1024 * MIB, descriptors: 65_536, processors: 2 };

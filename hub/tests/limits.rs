@@ -250,7 +250,7 @@ const PROOFS: &[(&str, &str)] = &[
 ];
 
 fn page() -> String {
-    std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/limits.md")).unwrap()
+    std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/limits.md")).unwrap()
 }
 
 /// The rows of the table with this title row.
@@ -289,7 +289,7 @@ fn limits_page_lists_exactly_the_served_kinds() {
     let page = page();
     let listed = rows(&page, "| resource |");
     let served: Vec<String> = served().map(row).collect();
-    assert_eq!(listed, served, "the table of docs/limits.md must read:\n{}\n", served.join("\n"));
+    assert_eq!(listed, served, "the table of docs/reference/limits.md must read:\n{}\n", served.join("\n"));
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn each_limit_of_the_page_has_its_test() {
         rows(&page, "| what | limit |").iter().map(|row| row.split(" | ").next().unwrap()).collect();
     let mut named: Vec<String> = PROOFS.iter().map(|(row, _)| format!("| {row}")).collect();
     named.dedup();
-    assert_eq!(listed, named, "the table of docs/limits.md and the list of tests differ");
+    assert_eq!(listed, named, "the table of docs/reference/limits.md and the list of tests differ");
     for (row, proof) in PROOFS {
         let (file, test) = proof.split_once(": ").unwrap();
         let text = std::fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();

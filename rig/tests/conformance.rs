@@ -1,10 +1,10 @@
-//! docs/conformance.md refers to existing tests, and its numbers add up.
+//! docs/reference/conformance.md refers to existing tests, and its numbers add up.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::{fs, io};
 
-const PAGE: &str = include_str!("../../docs/conformance.md");
+const PAGE: &str = include_str!("../../docs/reference/conformance.md");
 /// Number of the suite's tests that need running pods.
 const ALL: usize = 179;
 
@@ -55,7 +55,7 @@ fn page_names_tests_that_exist() {
         assert!(!named.is_empty(), "neither a test nor a reason: {last}");
         missing.extend(named.into_iter().filter(|name| !tests.contains(*name)));
     }
-    assert!(missing.is_empty(), "docs/conformance.md names tests that do not exist: {missing:?}");
+    assert!(missing.is_empty(), "docs/reference/conformance.md names tests that do not exist: {missing:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! docs/config.md lists exactly the fields of the schema, each under its effect. This fails until the page
+//! docs/reference/config.md lists exactly the fields of the schema, each under its effect. This fails until the page
 //! follows a changed kind, default or name of a field.
 
 // a build with fault injection has fields that no release has, and the page is about releases
@@ -6,7 +6,7 @@
 
 use kedge_core::kubelet::schema::{self, Default, Effect, Field};
 
-const PAGE: &str = include_str!("../../../docs/config.md");
+const PAGE: &str = include_str!("../../../docs/reference/config.md");
 
 /// The lines between the markers of this name.
 fn section(name: &str) -> Vec<&'static str> {

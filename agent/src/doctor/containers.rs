@@ -101,10 +101,14 @@ pub(super) fn check(options: &AgentOptions, running: &Running) -> Vec<Finding> {
 fn runtime(board: &Board) -> Vec<Finding> {
     let version = board.crun.iter().map(|version| Finding::ok("crun", version.clone()));
     let problems = board.problems.iter().map(|problem| match board.obstacle() == Some(problem) {
-        true => Finding::fail("crun", problem.clone(), "docs/pods.md says what a node with pods needs"),
-        false => {
-            Finding::warn("crun", problem.clone(), "pods run all the same; docs/pods.md says what this costs")
+        true => {
+            Finding::fail("crun", problem.clone(), "docs/reference/pods.md says what a node with pods needs")
         }
+        false => Finding::warn(
+            "crun",
+            problem.clone(),
+            "pods run all the same; docs/reference/pods.md says what this costs",
+        ),
     });
     version.chain(problems).collect()
 }
@@ -118,7 +122,7 @@ fn control_groups(board: &Board, cgroup_root: &str) -> Vec<Finding> {
                 format!("the kernel has no controller {controller}: such limits of pods are not kept");
             match *controller {
                 "memory" => Finding::fail("cgroups", found, MEMORY_ADVICE),
-                _ => Finding::warn("cgroups", found, "use a kernel that has it: docs/pods.md"),
+                _ => Finding::warn("cgroups", found, "use a kernel that has it: docs/reference/pods.md"),
             }
         })
         .collect();
@@ -138,7 +142,7 @@ fn network(plugins: &Plugins) -> Finding {
         Ok(network) => Finding::ok("network", format!("pods are attached to the network {:?}", network.name)),
         Err(why) => {
             let advice = "only pods with hostNetwork: true run here. For others: apt install containernetworking-plugins, and a \
-                configuration in /etc/cni/net.d (docs/pods.md)";
+                configuration in /etc/cni/net.d (docs/reference/pods.md)";
             Finding::warn("network", why, advice)
         }
     }

@@ -383,7 +383,7 @@ fn rights(client: &Client, node: &str, is_hub: bool, tell: Tell<'_>) {
     let found = format!("{allowed} of {} kinds of requests are allowed", RIGHTS.len());
     findings.push(match allowed == RIGHTS.len() {
         true => Finding::ok("rights", found),
-        false => Finding::fail("rights", found, "docs/kubernetes.md has the roles"),
+        false => Finding::fail("rights", found, "docs/guides/kubernetes.md has the roles"),
     });
     findings.extend(config_map(client, node, is_hub));
     tell(findings);
@@ -396,7 +396,11 @@ fn missing(node: &str, right: &Right) -> Finding {
     };
     let name = if right.is_own { format!(" {node}") } else { String::new() };
     let found = format!("may not {} {what}{name}: {}", right.verb, right.lost);
-    Finding::fail("rights", found, "docs/kubernetes.md has the roles; a node of a hub has them by its name")
+    Finding::fail(
+        "rights",
+        found,
+        "docs/guides/kubernetes.md has the roles; a node of a hub has them by its name",
+    )
 }
 
 /// Queries the server by a SelfSubjectAccessReview.
@@ -444,7 +448,11 @@ fn tried(client: &Client, node: &str) -> Vec<Finding> {
         if let Err(error) = client.request(request)
             && error.status() != Some(404)
         {
-            findings.push(Finding::fail("rights", error.to_string(), "docs/kubernetes.md has the roles"));
+            findings.push(Finding::fail(
+                "rights",
+                error.to_string(),
+                "docs/guides/kubernetes.md has the roles",
+            ));
         }
     }
     if findings.is_empty() {
@@ -462,11 +470,15 @@ fn config_map(client: &Client, node: &str, is_hub: bool) -> Vec<Finding> {
     {
         Ok(listed) => listed,
         Err(error) => {
-            return vec![Finding::fail("rights", error.to_string(), "docs/kubernetes.md has the roles")];
+            return vec![Finding::fail(
+                "rights",
+                error.to_string(),
+                "docs/guides/kubernetes.md has the roles",
+            )];
         }
     };
     let Some(object) = listed["items"].get(0) else {
-        let advice = "the agent creates it if it may; else create it: docs/kubernetes.md";
+        let advice = "the agent creates it if it may; else create it: docs/guides/kubernetes.md";
         return vec![Finding::warn("node", format!("there is no Node {node}"), advice)];
     };
     let annotation = object["metadata"]["annotations"][api::CONFIG_SOURCE_ANNOTATION].as_str();
@@ -491,7 +503,7 @@ fn config_map(client: &Client, node: &str, is_hub: bool) -> Vec<Finding> {
             json!({"verb": verb, "resource": "configmaps", "namespace": namespace, "name": name});
         if matches!(review(client, attributes), Ok(false)) {
             let found = format!("may not {verb} ConfigMap {namespace}/{name}: a push does not arrive");
-            findings.push(Finding::fail("rights", found, "docs/kubernetes.md has the roles"));
+            findings.push(Finding::fail("rights", found, "docs/guides/kubernetes.md has the roles"));
         }
     }
     if findings.is_empty() {
@@ -508,9 +520,9 @@ mod tests {
     use super::*;
     use kedge_core::kubelet::yaml;
 
-    /// The YAML blocks of docs/kubernetes.md.
+    /// The YAML blocks of docs/guides/kubernetes.md.
     fn manifests() -> Vec<Value> {
-        let page = include_str!("../../../docs/kubernetes.md");
+        let page = include_str!("../../../docs/guides/kubernetes.md");
         let blocks = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
         let parsed = blocks.map(|block| match yaml::parse(block.as_bytes()) {
             Ok(tree) => tree.to_json(),
@@ -545,13 +557,13 @@ mod tests {
     fn roles_of_the_page_allow_every_request_of_the_agent() {
         for right in &RIGHTS {
             let what = format!("{} {}/{}", right.verb, right.resource, right.subresource);
-            assert!(is_allowed(right, right.resource), "docs/kubernetes.md gives no right to {what}");
+            assert!(is_allowed(right, right.resource), "docs/guides/kubernetes.md gives no right to {what}");
         }
         for verb in ["get", "list", "watch"] {
             let read = Right { namespace: "kube-system", ..right(verb, "configmaps", "") };
             assert!(
                 is_allowed(&read, "configmaps"),
-                "docs/kubernetes.md gives no right to {verb} the ConfigMap"
+                "docs/guides/kubernetes.md gives no right to {verb} the ConfigMap"
             );
         }
         assert!(!is_allowed(&right("delete", "nodes", ""), "nodes"));

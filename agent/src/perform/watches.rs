@@ -410,7 +410,9 @@ fn is_later(version: &str, from: &str) -> bool {
 /// does not suffice.
 fn with_advice(error: &NetError) -> String {
     match error.status() {
-        Some(403) => format!("{error}; on Kubernetes a role must allow list and watch: docs/kubernetes.md"),
+        Some(403) => {
+            format!("{error}; on Kubernetes a role must allow list and watch: docs/guides/kubernetes.md")
+        }
         _ => error.to_string(),
     }
 }
@@ -438,7 +440,7 @@ mod tests {
             message: "no".into(),
             retry_after: None,
         };
-        let advice = "a role must allow list and watch: docs/kubernetes.md";
+        let advice = "a role must allow list and watch: docs/guides/kubernetes.md";
         for (status, is_advised) in [(403, true), (404, false), (500, false)] {
             let found = with_advice(&refused(status));
             assert!(found.starts_with(&refused(status).to_string()), "{found}");

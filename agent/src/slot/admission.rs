@@ -25,7 +25,7 @@ const LOADER: &str = "firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-44
 /// This machine runs no disk image, so there is nothing to show.
 pub fn status() -> Result<(), CommandError> {
     if !host::is_image(&Roots::default()) {
-        let why = "this machine runs no disk image with slots: /usr/lib/kedge-image/release is not there (docs/images.md)";
+        let why = "this machine runs no disk image with slots: /usr/lib/kedge-image/release is not there (docs/guides/images.md)";
         return Err(CommandError::new(why));
     }
     for line in facts(&Roots::default(), Path::new(EFI), Path::new("/")).status() {

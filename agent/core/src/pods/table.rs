@@ -2,7 +2,7 @@
 //! why.
 //!
 //! Always holds: each field of upstream's PodSpec has a row or is below a field with one, and fields below a
-//! served one are read (tests check them all); docs/pods.md has the same table; a field without a row is
+//! served one are read (tests check them all); docs/reference/pods.md has the same table; a field without a row is
 //! refused by its name. Empty lists, objects and texts, zero and `false` count as absent unless a row gives
 //! values, as in Go's encoding. Leaves to others: the meaning of served fields.
 
@@ -459,7 +459,7 @@ mod tests {
         assert!(count > 150, "{count}");
     }
 
-    /// The table as in docs/pods.md: one line for fields that are treated alike for the same reason, in the
+    /// The table as in docs/reference/pods.md: one line for fields that are treated alike for the same reason, in the
     /// same part of a spec.
     fn page() -> String {
         let shown = |treatment: &Treatment| match treatment {
@@ -488,14 +488,14 @@ mod tests {
 
     #[test]
     fn page_has_the_same_table() {
-        let page_of_pods = include_str!("../../../../docs/pods.md");
+        let page_of_pods = include_str!("../../../../docs/reference/pods.md");
         let begin = "<!-- PodSpec: begin -->\n";
         let found =
             page_of_pods.split_once(begin).and_then(|(_, rest)| rest.split_once("<!-- PodSpec: end -->"));
         assert_eq!(
             found.map(|(table, _)| table),
             Some(page().as_str()),
-            "docs/pods.md is to have:\n{}",
+            "docs/reference/pods.md is to have:\n{}",
             page()
         );
     }

@@ -1,4 +1,4 @@
-//! Points of the design document of DaemonSet updates that no other test shows; docs/rollouts.md names the
+//! Points of the design document of DaemonSet updates that no other test shows; docs/guides/rollouts.md names the
 //! test of each point.
 
 use std::cell::Cell;
