@@ -123,9 +123,13 @@ fn isolated_in(name: &str, more: &[&str], missing: Option<String>, test: impl Fn
     text.lines()
         .filter_map(|line| line.split_once("measured: "))
         .for_each(|(_, line)| print_past_test_runner(line));
-    // indented, or a failure would be counted twice
+    // A CI run's last lines show the first line of a failure alone, so the reason comes first. The rest is indented, or
+    // a failure would be counted twice.
+    let mut lines = text.lines().skip_while(|line| !line.contains(" panicked at "));
+    let reason = [lines.next(), lines.next()].map(Option::unwrap_or_default).join(" ");
     let shown = text.replace('\n', "\n    ");
-    assert!(output.status.success() && text.contains("1 passed"), "{name}: {}\n    {shown}", output.status);
+    let passed = output.status.success() && text.contains("1 passed");
+    assert!(passed, "{reason} ({})\n    {shown}", output.status);
 }
 
 fn missing() -> Option<String> {
