@@ -9,7 +9,7 @@
 
 pub mod admission;
 pub mod list;
-mod version;
+pub(crate) mod version;
 
 use crate::sorted::SortedSet;
 use std::collections::BTreeMap;

@@ -129,6 +129,12 @@ impl Provenance {
         self.get(path).is_some_and(|source| source.origin != Origin::Default)
     }
 
+    /// The first field below `path` that one of this machine's own layers set.
+    pub(super) fn local_below(&self, path: &str) -> Option<(&str, &Source)> {
+        let is_below = |field: &str| field.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
+        self.iter().find(|(field, source)| is_below(field) && !source.origin.is_pushed())
+    }
+
     /// The source of the field at `path`, or of the innermost list or object around it that has one.
     pub(super) fn nearest(&self, path: &str) -> Source {
         let mut path = path;

@@ -22,6 +22,7 @@ pub mod schema;
 mod server;
 mod settings;
 mod show;
+pub mod wanted;
 pub mod yaml;
 
 pub use eviction::{Eviction, EvictionThreshold, Signal};
@@ -116,11 +117,21 @@ fn effective_as(
 
     let mut problems = Problems::default();
     let held = hold(&mut object, &provenance, layers.capacity, is_proven, &mut problems);
+    for path in ["kedge.system", "kedge.agent"] {
+        if let Some((path, source)) = provenance.local_below(path) {
+            let message =
+                format!("{path} is set, expected null: only a pushed configuration can want a system");
+            problems.push(Problem::new(source.origin.clone(), source.position, path, message));
+        }
+    }
     let mut report = |path: &str, message: String| {
         let Source { origin, position } = provenance.nearest(path);
         problems.push(Problem::new(origin, position, path, message));
     };
     let config = Config::read(&object, &mut report);
+    if let Some(Value::Object(kedge)) = object.get("kedge") {
+        wanted::Wanted::read(kedge, &mut report);
+    }
     combinations::check(&object, &|path| provenance.nearest(path).to_string(), &mut report);
     problems.into_result(ErrorKind::Validate)?;
 

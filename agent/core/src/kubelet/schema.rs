@@ -640,8 +640,42 @@ const KEDGE: &[Field] = &[
         Default::None,
         "at most 4 of https://HOST[:PORT], with the authorities of the kubeconfig's server",
     ),
+    no_effect("system", Kind::Object(SYSTEM)),
+    no_effect("agent", Kind::Object(AGENT)),
+    no_effect("download", Kind::Object(DOWNLOAD)),
     #[cfg(feature = "fault-injection")]
     no_effect("faultInjection", Kind::Object(FAULT_INJECTION)),
+];
+
+/// Words of [`SYSTEM`] and [`DOWNLOAD`].
+pub(super) const WINDOW: &str = "Window";
+pub(super) const MANUAL: &str = "Manual";
+
+const VERSION: Field =
+    bounded("version", Kind::Text, Default::None, "letters, digits and .+~-_, at most 128 bytes");
+/// What is fetched, and the digest of its manifest: see `wanted`.
+const PINNED: Kind = Kind::Map(&Kind::Object(&[
+    honoured("image", Kind::Text, Default::None),
+    honoured("url", Kind::Text, Default::None),
+    honoured("digest", Kind::Text, Default::None),
+]));
+const PINNED_WHY: &str =
+    "at most 32, each a digest and either an image with a digest of its own or a URL of https";
+
+/// The disk image that a node with two slots should run.
+const SYSTEM: &[Field] = &[
+    VERSION,
+    bounded("images", PINNED, Default::None, PINNED_WHY),
+    bounded("reboot", Kind::OneOf(&[WINDOW, MANUAL]), Default::None, "Window or Manual"),
+    bounded("keys", Kind::Text, Default::None, "at most 8 KiB"),
+];
+
+/// The program that a node without slots should run.
+const AGENT: &[Field] = &[VERSION, bounded("programs", PINNED, Default::None, PINNED_WHY)];
+
+const DOWNLOAD: &[Field] = &[
+    bounded("bytesPerSecond", Kind::Quantity, Default::None, "at least 1Ki: slower takes days"),
+    bounded("window", Kind::OneOf(&["Any", WINDOW]), Default::None, "Any or Window"),
 ];
 
 /// The sources of images.

@@ -11,7 +11,7 @@ use std::iter::once;
 const MOST_BYTES: usize = 128;
 
 /// Whether this can be a version. It is part of a boot entry's title, so it has no spaces.
-pub(super) fn is_version(text: &str) -> bool {
+pub(crate) fn is_version(text: &str) -> bool {
     let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b".+~-_".contains(&byte);
     (1..=MOST_BYTES).contains(&text.len()) && text.bytes().all(is_known)
 }
