@@ -41,6 +41,7 @@ pub mod sessions;
 pub mod slot;
 pub mod state;
 mod status;
+pub mod system;
 pub mod workloads;
 
 /// The release, and the commit where the build names it.

@@ -3,11 +3,13 @@
 use kedge::flags::{self, Command};
 use kedge::{
     calls, cli, doctor, images, join, kubelet_api, logs, output, provision, run, sessions, slot, state,
+    system,
 };
 use std::fmt::Display;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    system::starter::begin();
     let command = match flags::parse(std::env::args_os()) {
         Ok(command) => command,
         Err(error) => return fail(2, &error),

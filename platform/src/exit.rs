@@ -385,10 +385,16 @@ impl RunDirectory {
         let run = self.next_run();
         // its number, too: if there is no room for the next number, a missing one is better than another
         // run's
-        for mark in [Self::READY, Self::STOPPING, Self::STALLED, Self::RUN] {
+        self.clear_marks();
+        self.clear(Self::RUN);
+        self.mark(Self::RUN, &run.to_string());
+    }
+
+    /// Removes the marks of the last run: a program that ends before it begins a run is not taken for it.
+    pub fn clear_marks(&self) {
+        for mark in [Self::READY, Self::STOPPING, Self::STALLED] {
             self.clear(mark);
         }
-        self.mark(Self::RUN, &run.to_string());
     }
 
     /// The number of the next run of the agent in this boot, counted from 1.

@@ -105,7 +105,10 @@ pub trait Slots {
 }
 
 /// The SHA-256 of the first bytes, in lower case hexadecimal digits; of all bytes if there are fewer.
-pub(crate) fn digest_of(content: impl Read, bytes: u64) -> io::Result<String> {
+///
+/// # Errors
+/// The content cannot be read.
+pub fn digest_of(content: impl Read, bytes: u64) -> io::Result<String> {
     let (mut content, mut hash) = (content.take(bytes), Sha256::new());
     let mut chunk = vec![0; CHUNK];
     loop {

@@ -31,6 +31,7 @@ mod report;
 pub mod slot;
 pub mod sorted;
 pub mod state_partition;
+pub mod system;
 mod turn;
 mod watching;
 pub mod workloads;

@@ -18,5 +18,6 @@ mod name;
 mod outage;
 mod replace;
 mod setup;
+mod starter;
 mod stuck_disk;
 mod watches;

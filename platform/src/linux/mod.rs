@@ -50,7 +50,7 @@ pub use evidence::LinuxTraces;
 pub use host::{LinuxHost, process_facts, watchdogs};
 pub use memory::memory_limit;
 pub use place::{make_way, make_way_alone, set_aside_from};
-pub use program::{Program, ProgramError, block_stop_signals, unblock_stop_signals};
+pub use program::{Program, ProgramError, become_program, block_stop_signals, unblock_stop_signals};
 pub use regular::{
     kind_in_its_place, open_lock, open_regular, open_regular_as, read_end, read_regular, write_regular,
 };
@@ -154,6 +154,15 @@ pub fn open_named_file(path: &Path) -> Result<File, ReadError> {
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
     check(file.metadata().map_err(failed)?)?;
     Ok(file)
+}
+
+/// Whether the file system of a path executes no programs.
+///
+/// # Errors
+/// It cannot be determined.
+pub fn is_noexec(path: &Path) -> io::Result<bool> {
+    use nix::sys::statvfs::{FsFlags, statvfs};
+    Ok(statvfs(path)?.flags().contains(FsFlags::ST_NOEXEC))
 }
 
 /// The previous exit as recorded in `files` and remembered by the machine.

@@ -8,7 +8,7 @@
 //!
 //! Leaves to others: the decision to replace it, and its rate limit (`replace`).
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
 use std::fs::Metadata;
 use std::io;
@@ -107,6 +107,29 @@ impl Program {
             Ok(never) => match never {},
             Err(error) => error.into(),
         }
+    }
+}
+
+/// Replaces this process by another program, with these words after its path, and one variable more. Returns
+/// only if that failed; a file without a program's format is no script of a shell.
+pub fn become_program(path: &Path, words: &[OsString], variable: (&str, &str)) -> io::Error {
+    let assigned = |name: &OsStr, value: &OsStr| [name.as_bytes(), b"=", value.as_bytes()].concat();
+    let (name, value) = variable;
+    let own = std::env::vars_os().filter(|(other, _)| other != name);
+    let environment = own.map(|(name, value)| assigned(&name, &value));
+    let environment = environment.chain([assigned(name.as_ref(), value.as_ref())]);
+    let words = words.iter().map(|word| word.as_bytes().to_vec());
+    let texts = |all: &mut dyn Iterator<Item = Vec<u8>>| all.map(CString::new).collect::<Result<Vec<_>, _>>();
+    let path = path.as_os_str().as_bytes().to_vec();
+    let words = texts(&mut std::iter::once(path).chain(words));
+    let (Ok(words), Ok(environment)) = (words, texts(&mut environment.into_iter())) else {
+        return io::ErrorKind::InvalidInput.into();
+    };
+    // the path is its own first word, by which it recognizes itself when it replaces itself
+    let Some(path) = words.first() else { return io::ErrorKind::InvalidInput.into() };
+    match nix::unistd::execve(path, &words, &environment) {
+        Ok(never) => match never {},
+        Err(error) => error.into(),
     }
 }
 
