@@ -120,7 +120,7 @@ mod tests {
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
-        names.sort();
+        kedge_api::sort::sort(&mut names);
         names
     }
 

@@ -20,6 +20,7 @@ pub mod pod_numbers;
 mod pull_ahead;
 pub mod read;
 pub mod serial;
+pub mod sort;
 mod text;
 mod time;
 pub mod yaml;

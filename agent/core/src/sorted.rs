@@ -195,7 +195,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         if self.entries.is_sorted_by(|(one, _), (next, _)| one < next) {
             return;
         }
-        self.entries.sort_by(|(one, _), (other, _)| one.cmp(other));
+        kedge_api::sort::sort_by(&mut self.entries, |(one, _), (other, _)| one.cmp(other));
         self.entries.dedup_by(|later, kept| {
             let is_same = later.0 == kept.0;
             if is_same {

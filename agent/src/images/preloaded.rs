@@ -66,7 +66,7 @@ impl Preloaded {
         } else {
             self.entries().into_iter().filter(is_layout).collect()
         };
-        paths.sort();
+        kedge_api::sort::sort(&mut paths);
         if paths.len() > MAX_LAYOUTS {
             let (directory, found) = (self.directory.display(), paths.len());
             self.warn_once(format!(

@@ -180,7 +180,7 @@ impl Store {
     pub(crate) fn under_way(&self) -> Result<Vec<UnderWay>, PullError> {
         let claims = self.files.claims().map_err(|error| PullError::disk(&error))?;
         let mut found: Vec<UnderWay> = claims.iter().filter_map(|lines| self.pull_of(lines)).collect();
-        found.sort_by(|one, other| one.name.cmp(&other.name));
+        kedge_api::sort::sort_by(&mut found, |one, other| one.name.cmp(&other.name));
         Ok(found)
     }
 

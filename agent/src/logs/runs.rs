@@ -169,7 +169,7 @@ fn names(directory: &Path) -> Result<Vec<String>, String> {
     for entry in fs::read_dir(directory).map_err(failed)? {
         names.extend(entry.map_err(failed)?.file_name().into_string());
     }
-    names.sort();
+    kedge_api::sort::sort(&mut names);
     Ok(names)
 }
 

@@ -87,7 +87,7 @@ impl Links {
         let is_avoided = |address: &SocketAddr| {
             state.avoided.iter().any(|(avoided, until)| avoided == address && now < *until)
         };
-        addresses.sort_by_key(is_avoided);
+        kedge_api::sort::sort_by_key(addresses, is_avoided);
     }
 }
 

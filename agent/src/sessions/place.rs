@@ -51,7 +51,7 @@ fn choose(
         return Err(format!("pods \"{name}\" not found in namespace \"{namespace}\" on this node"));
     }
     // one that ends may still be there beside its successor
-    named.sort_by_key(|pod| pod.containers.is_empty());
+    kedge_api::sort::sort_by_key(&mut named, |pod| pod.containers.is_empty());
     let containers = named.swap_remove(0).containers;
     let names: Vec<&str> = containers.iter().map(|id| id.name.as_str()).collect();
     let listed = if names.is_empty() { "none".to_owned() } else { names.join(", ") };

@@ -699,7 +699,7 @@ impl BadConfigs {
         let all = self.by_uid.iter().map(|(uid, entry)| (uid.as_str(), of_entry((uid, entry))));
         let mut all: Vec<_> =
             all.flat_map(|(uid, verdicts)| verdicts.into_iter().map(move |verdict| (uid, verdict))).collect();
-        all.sort_by_key(|(_, verdict)| verdict.order);
+        kedge_api::sort::sort_by_key(&mut all, |(_, verdict)| verdict.order);
         all
     }
 }

@@ -72,7 +72,7 @@ pub fn choose(
         .filter_map(|record| Some((*ages.0.get(&record.id)?, record.id)))
         .filter(|(age, _)| now.saturating_sub(age.first_seen) >= thresholds.minimum_age)
         .collect();
-    unused.sort_by_key(|(age, id)| (age.last_needed, age.first_seen, *id));
+    kedge_api::sort::sort_by_key(&mut unused, |(age, id)| (age.last_needed, age.first_seen, *id));
     for (age, id) in unused {
         // an image that this collection is the first to see has no age, and may go if no minimum age is set
         let is_old =

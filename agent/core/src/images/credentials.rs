@@ -115,7 +115,7 @@ impl Keyring {
             fitting = self.entries.iter().filter(|(key, _)| key == DEFAULT_KEY).collect();
         }
         // a stable sort: equal keys stay in the order of their sources
-        fitting.sort_by_key(|(key, _)| Reverse(key.as_str()));
+        kedge_api::sort::sort_by_key(&mut fitting, |(key, _)| Reverse(key.as_str()));
         fitting.into_iter().map(|(_, credential)| credential).collect()
     }
 }

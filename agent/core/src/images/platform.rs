@@ -107,7 +107,7 @@ mod tests {
         };
         let mut found: Vec<(usize, &str)> =
             offered.iter().filter_map(|text| Some((host.rank(&parse(text))?, *text))).collect();
-        found.sort();
+        kedge_api::sort::sort(&mut found);
         let found: Vec<&str> = found.into_iter().map(|(_, text)| text).collect();
         assert_eq!(found, expect, "{processor:?}");
     }

@@ -521,7 +521,7 @@ impl<'a> Reader<'a> {
                 ShutdownGroup { priority: CRITICAL_PRIORITY, grace: critical },
             ];
         }
-        groups.sort_by_key(|group| group.priority);
+        kedge_api::sort::sort_by_key(&mut groups, |group| group.priority);
         if groups.iter().all(|group| group.grace.is_zero()) { Vec::new() } else { groups }
     }
 

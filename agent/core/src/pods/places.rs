@@ -277,7 +277,7 @@ impl LanePlaces {
         let mut turns: Vec<_> = all
             .map(|(pod, queue, was_stopped)| ((self.runs_of(pod), number(queue)), pod.clone(), was_stopped))
             .collect();
-        turns.sort();
+        kedge_api::sort::sort(&mut turns);
         turns.into_iter().map(|(_, pod, was_stopped)| (pod, was_stopped)).collect()
     }
 

@@ -35,7 +35,7 @@ pub(crate) fn read_all(files: &[StaticFile], node_name: &str, is_known: &dyn Fn(
             Err(why) => _ = unusable.insert(path.clone(), why),
         }
     }
-    found.sort_by_key(|(path, pod)| (!is_known(&pod.uid), *path));
+    kedge_api::sort::sort_by_key(&mut found, |(path, pod)| (!is_known(&pod.uid), *path));
     let (mut pods, mut owners) = (SortedMap::new(), SortedMap::new());
     for (path, pod) in found {
         let name = (pod.namespace.clone(), pod.name.clone());

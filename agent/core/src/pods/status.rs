@@ -879,7 +879,7 @@ mod tests {
         let running = with("Always", "run", false, |situation| compose(situation, &known, at(9)));
         let sent = patch(&pod, &known, &running).unwrap();
         let mut changed: Vec<&String> = sent["status"].as_object().unwrap().keys().collect();
-        changed.sort();
+        kedge_api::sort::sort(&mut changed);
         assert_eq!(changed, ["conditions", "containerStatuses", "phase"]);
         let kinds: Vec<&Value> =
             sent["status"]["conditions"].as_array().unwrap().iter().map(|c| &c["type"]).collect();

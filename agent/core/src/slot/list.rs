@@ -64,7 +64,7 @@ pub fn of<'a>(entries: &'a Entries, slot: &str) -> Vec<(&'a String, &'a String)>
         .iter()
         .filter(|(name, _)| is_counted(name) == Some(true) || **name == format!("{begin}.conf"))
         .collect();
-    found.sort_by_key(|(name, _)| is_counted(name));
+    kedge_api::sort::sort_by_key(&mut found, |(name, _)| is_counted(name));
     found
 }
 

@@ -261,7 +261,7 @@ fn addresses_in(result: &Value) -> Result<Vec<String>, String> {
     if found.is_empty() {
         return Err(format!("its plugins gave no address to {INTERFACE}"));
     }
-    found.sort_by_key(IpAddr::is_ipv6);
+    kedge_api::sort::sort_by_key(&mut found, IpAddr::is_ipv6);
     found.dedup();
     Ok(found.iter().map(IpAddr::to_string).collect())
 }

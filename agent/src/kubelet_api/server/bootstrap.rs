@@ -159,9 +159,9 @@ fn names(node: &Value) -> Option<Names> {
             _ => {}
         }
     }
-    names.dns.sort();
+    kedge_api::sort::sort(&mut names.dns);
     names.dns.dedup();
-    names.addresses.sort();
+    kedge_api::sort::sort(&mut names.addresses);
     names.addresses.dedup();
     (!names.dns.is_empty() || !names.addresses.is_empty()).then_some(names)
 }
