@@ -50,7 +50,7 @@ impl Puller {
         let mut secrets = Keyring::default();
         for bytes in &order.credentials {
             if let Err(why) = secrets.add(bytes) {
-                warn!("an imagePullSecret of pod {:?} is ignored: {why}", order.pod);
+                warn!("an imagePullSecret of pod {} is ignored: {why}", order.pod);
             }
         }
         let asked = self.ensure(&reference, order.policy, &secrets, progress);
