@@ -299,7 +299,10 @@ impl Raw {
                 let why = "--token would show the token to every user of this machine: --token-file FILE, or - for standard input";
                 return Err(UsageError(why.into()));
             }
-            other => return Err(UsageError(format!("unknown flag --{other}"))),
+            other => {
+                let meant = did_you_mean("--", help::similar_flag(other));
+                return Err(UsageError(format!("unknown flag --{other}{meant}")));
+            }
         }
         Ok(())
     }
@@ -629,9 +632,12 @@ pub fn check_node_name(name: &str) -> Result<(), UsageError> {
 fn unknown(words: &[&str]) -> UsageError {
     let first = words.first().copied().unwrap_or_default();
     // the first word may be right and the second wrong
-    let meant = help::similar(first).filter(|meant| *meant != first);
-    let meant = meant.map(|meant| format!(" (did you mean {meant}?)")).unwrap_or_default();
+    let meant = did_you_mean("", help::similar(first).filter(|meant| *meant != first));
     UsageError(format!("unknown command {:?}{meant}", words.join(" ")))
+}
+
+fn did_you_mean(dashes: &str, meant: Option<&str>) -> String {
+    meant.map(|meant| format!(" (did you mean {dashes}{meant}?)")).unwrap_or_default()
 }
 
 /// All flags.
@@ -814,7 +820,7 @@ mod tests {
     #[test]
     fn wrong_command_line_names_the_word() {
         for (line, part) in [
-            ("agent --confg x", "unknown flag --confg"),
+            ("agent --confg x", "unknown flag --confg (did you mean --config?)"),
             ("agnt", "unknown command \"agnt\" (did you mean agent?)"),
             ("statsu", "(did you mean status?)"),
             ("pods list", "unknown command \"pods list\"; see"),

@@ -44,15 +44,26 @@ pub(crate) fn page(words: &[impl AsRef<str>]) -> Page {
 
 /// The likely intended command for an unknown one: two edits at most, and one for a short word.
 pub(crate) fn similar(word: &str) -> Option<&'static str> {
+    nearest(word, &mut PAGES.iter().map(|(name, _)| *name))
+}
+
+/// The likely intended flag, without dashes, for an unknown one.
+pub(crate) fn similar_flag(word: &str) -> Option<&'static str> {
+    let parts = PAGES.iter().flat_map(|(_, page)| page.iter().copied());
+    let words = parts.flat_map(|part| part.split(|of: char| !of.is_ascii_lowercase() && of != '-'));
+    nearest(word, &mut words.filter_map(|word| word.strip_prefix("--")))
+}
+
+fn nearest(word: &str, names: &mut dyn Iterator<Item = &'static str>) -> Option<&'static str> {
     if word.len() > 2 * LONGEST_WORD {
         return None;
     }
-    let near = PAGES.iter().map(|(name, _)| (distance(word, name), *name));
+    let near = names.map(|name| (distance(word, name), name));
     near.filter(|(edits, name)| *edits <= 2 && *edits * 3 <= name.len()).min().map(|(_, name)| name)
 }
 
-/// Longest name of a command.
-const LONGEST_WORD: usize = 12;
+/// Longest name of a flag.
+const LONGEST_WORD: usize = 28;
 
 const HELP: &str = "\
 kedge: the node agent
@@ -353,6 +364,14 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(similar(word), expect, "{word}");
+        }
+        for (word, expect) in [
+            ("kubconfig", Some("kubeconfig")),
+            ("hostname-overide", Some("hostname-override")),
+            ("x", None),
+            ("nothing-like-it", None),
+        ] {
+            assert_eq!(similar_flag(word), expect, "{word}");
         }
     }
 }

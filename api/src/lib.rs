@@ -9,6 +9,7 @@
 //! borrows these views of them.
 
 mod config_map;
+mod distance;
 mod event;
 mod identity;
 pub mod labels;
@@ -26,6 +27,7 @@ mod time;
 pub mod yaml;
 
 pub use config_map::ConfigMap;
+pub use distance::distance;
 pub use event::{Event, EventSource, ObjectReference};
 pub use identity::{
     ADMIN_GROUP, AUTHENTICATED_GROUP, BOOTSTRAP_GROUP, BOOTSTRAP_USER_PREFIX, CLIENT_SIGNER, NODE_GROUP,

@@ -16,19 +16,18 @@ use lexopt::prelude::*;
 use log::LevelFilter;
 
 use crate::controllers::CertificateTimes;
+use crate::help;
 use crate::pki::{is_dns_subdomain, is_host};
 use kedge_hub_core::controllers::daemon_sets::Defaults;
 use kedge_hub_core::controllers::nodes::MINIMUM_GRACE;
 use kedge_hub_core::value::duration;
+use token::RawToken;
 pub use token::{NewToken, NodeBootstrap, TokenAct, TokenCommand, Wanted};
-use token::{RawToken, of_token};
 
 /// Kubernetes' own port for its API.
 const DEFAULT_LISTEN: &str = "0.0.0.0:6443";
 /// Where a packaged hub keeps its state.
 const DEFAULT_DATA_DIR: &str = "/var/lib/kedge-hub";
-/// The only command that takes `--out`.
-const NODE_KUBECONFIG: &str = "node-kubeconfig";
 /// Longest grace period; a longer one is a typing error: a lost node would show as Ready for more than a day.
 const MAXIMUM_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -39,111 +38,6 @@ const YEAR: i64 = 365;
 const NODE_LIVES: (i64, i64) = (1, 10 * YEAR);
 const LIVES_BY_HAND: (i64, i64) = (1, 50 * YEAR);
 const MAY_RENEW: (i64, i64) = (0, 50 * YEAR);
-
-/// `kedge-hub --help`.
-pub const HELP: &str = "\
-kedge-hub: a Kubernetes API server in one process, for edge devices
-
-Usage:
-  kedge-hub serve [FLAGS]
-  kedge-hub node-kubeconfig NAME [--life TIME] [--out FILE] [--data-dir DIR] [--advertise HOST[:PORT]]
-  kedge-hub node-bootstrap NAME [--ttl DURATION] [--out FILE] [--data-dir DIR] [--advertise HOST:PORT]
-  kedge-hub token create --node NAME|--names FILE|--any-node [--ttl DURATION] [--uses N] [--approve]
-                         [--description TEXT] [--data-dir DIR] [--advertise HOST:PORT] [--output json]
-  kedge-hub token list|revoke ID [--data-dir DIR] [--output json]
-  kedge-hub node list|revoke NAME|readmit NAME [--data-dir DIR] [--output json]
-  kedge-hub node rotate NAME|decommission NAME [--wipe]|accept NAME|accept --all [--data-dir DIR] [--output json]
-  kedge-hub denied list|lift ENTRY [--data-dir DIR] [--output json]
-  kedge-hub rollout NAME [-n NAMESPACE] [--watch] [--data-dir DIR] [--output json]
-  kedge-hub ca new|status|switch|retire NUMBER [--leave COUNT] [--data-dir DIR]
-  kedge-hub backup FILE|DIRECTORY --keep COUNT [--data-dir DIR]
-  kedge-hub restore FILE [--forget-revocations] [--data-dir DIR]
-  kedge-hub restore --empty [--data-dir DIR]
-
-Commands:
-  serve            run the hub; prints its address, its CA and its kubeconfig once it is ready
-  node-kubeconfig  make a kubeconfig with new credentials for the node NAME, and print it or write it to --out; the hub
-                   may be running; a node that is revoked gets none
-  node-bootstrap   make a kubeconfig with a token, by which the node NAME asks for its own certificate: its key never
-                   leaves the device; the hub must be running
-  token create     make a token by which a machine joins, and print the line to run there; --names prints NAME TOKEN
-                   for each name; the hub must be running
-  token list       print the tokens, without their secrets; the hub must be running
-  token revoke     make the token ID useless; machines that joined by it stay; the hub must be running
-  node list        print the nodes: state, expiry of their certificate, last contact; the hub must be
-                   running
-  node revoke      refuse all credentials of the node NAME from now on, end its connections, sign it no certificate;
-                   the hub must be running
-  node readmit     let the node NAME return with new credentials; those of before stay refused; the hub must be
-                   running
-  node rotate      ask the node NAME to exchange its certificate and key now; the hub must be running
-  node decommission
-                   ask the node NAME to end its pods and remove its state; then its credentials are denied and its
-                   Node is deleted; the hub must be running
-  node accept      after a restore: let the node NAME, or --all that wait (AwaitingDecision in node list), go back to
-                   the assignment that the backup has; the hub must be running
-  denied list      print the deny list: revoked nodes, users and certificates; the hub must be running
-  denied lift      take the ENTRY off the deny list, as user.jane: its credentials count again; the hub must be running
-  rollout          print the state of the DaemonSet NAME's update on each node, with reasons; the hub must be running
-  ca new           make the next certificate authority: nodes learn to trust it, and it signs nothing
-  ca status        print the authorities and how many nodes trust them
-  ca switch        let the next authority sign, while the former one is still trusted; refused while nodes do not trust
-                   the next one; with --back let the former one sign again; the hub must be running
-  ca retire        end the trust in the authority NUMBER and erase its key; the hub must be running
-  backup           copy everything, including the authority's key, into a new FILE; the hub may be running
-  restore          replace the directory's state with a backup; the hub must be stopped; revoked nodes and
-                   users stay revoked, and bootstrap tokens of the backup are void
-
-Flags:
-  --data-dir DIR            all state of the hub: store, keys, admin.kubeconfig [/var/lib/kedge-hub]
-  --listen ADDR:PORT        address of the API; port 0 takes a free one [0.0.0.0:6443]
-  --advertise HOST[:PORT]   address under which others reach the hub, written to kubeconfigs (the first one) and to
-                            the serving certificate; may be repeated [the listen address, or this machine's name]
-  --tls-san NAME            another host name or address for the serving certificate; may be repeated
-  --node-monitor-grace-period DURATION
-                            silence after which a node's Ready becomes Unknown, at least 50s [50s]
-  --node-certificate-life TIME
-                            longest and usual life of the certificates that nodes get, 1d to 10y; nodes renew theirs
-                            before that [1y]
-  --expired-node-may-renew TIME
-                            how long after the end of its certificate a node may still get the next one without a
-                            person, with the key of its newest one, 0d to 50y [3y]
-  --rollout-pre-pull on|off updates of DaemonSets stop a pod once the next one's images are on its node (on), or at once,
-                            as upstream does (off), unless the annotation kedge.dev/pre-pull of the set says otherwise [on]
-  --fenced                  of serve: change nothing but the Leases of nodes, and run no controllers, while another hub takes
-                            this one's place
-  --log-level LEVEL         least severe level logged: error, warn, info or debug [info]
-  --output FORMAT           of node, token and rollout: table or json [table]
-  --life TIME               of node-kubeconfig: how long its certificate lives, 1d to 50y [--node-certificate-life of the hub]
-  --out FILE                of node-kubeconfig and node-bootstrap: write it there, readable by its owner alone, instead of
-                            printing it
-  --node NAME               of token create: the node that may join by it, or the beginning of names and a *: edge-*
-  --names FILE              of token create: make one token for each name in FILE, one name a line
-  --any-node                of token create: the machine chooses its name
-  --ttl DURATION            of token create and node-bootstrap: how long it is valid, 1m to 5 years: 12h, 90d [24h]
-  --uses N                  of token create and node-bootstrap: how many machines may join by it, 1 to 1000, or unlimited [1]
-  --approve                 of token create, for a beginning of names or any node: requests are approved without a person
-  --description TEXT        of token create and node-bootstrap: what it is for, for others to read
-  --reason TEXT             of node revoke: why, for others to read
-  --wipe                    of node decommission: ask for a wiped state partition; no agent wipes it so far
-  --all                     of node accept: every node that waits for a decision
-  --force                   of node revoke: also a name that this hub does not know
-  --keep COUNT              of backup: FILE is a directory; write the next numbered file there, and remove all but this many
-  --leave COUNT             of ca switch and ca retire: give up this many nodes that do not trust the authority so far [0]
-  --back                    of ca switch: let the former authority sign again
-  --empty                   of restore: begin anew with no objects, if no backup is left; versions go on, and
-                            revoked nodes and users stay revoked
-  --forget-revocations      of restore: only the backup's own revocations count, not the later ones of the directory;
-                            stolen credentials that were revoked since are let in
-  --same-credentials        of node readmit: accept the old credentials again; use it only if nobody else can have them
-  -n, --namespace NAME      of rollout: the namespace of the DaemonSet [default]
-  --watch                   of rollout: print again at each change, until the update is complete (status 0: each pod has
-                            been available for kedge.dev/complete-after), stopped or followed by another one (status 1)
-  -h, --help                this text
-  -V, --version             the version
-
-Exit status: 0 after SIGTERM or SIGINT, 1 if the hub cannot start or has to stop, 2 for a wrong command line.
-";
 
 #[derive(Debug, PartialEq)]
 pub enum Command {
@@ -167,8 +61,10 @@ pub enum Command {
     Backup(Backup),
     /// Replace the store by a copy, or by an empty one.
     Restore(Restore),
-    /// Print the help.
-    Help,
+    /// Print the script of a shell's completions.
+    Completions(&'static str),
+    /// Print this page of help.
+    Help(String),
     /// Print the version.
     Version,
 }
@@ -332,8 +228,10 @@ pub struct Advertised {
 /// An invalid command line.
 #[derive(Debug)]
 pub enum FlagError {
-    /// Unknown flag, missing value, and the like.
+    /// A missing value, and the like.
     Syntax(lexopt::Error),
+    /// An unknown flag, without dashes.
+    Unknown(String),
     /// An invalid value.
     Value {
         /// The flag or argument.
@@ -345,7 +243,7 @@ pub enum FlagError {
     },
     /// No command, or an unknown one.
     Command(Option<String>),
-    /// A flag that the command does not take.
+    /// A flag, without dashes, that the command does not take.
     Unused { flag: &'static str, command: &'static str },
 }
 
@@ -356,21 +254,31 @@ impl fmt::Display for FlagError {
             FlagError::Value { flag, found, expected } => {
                 write!(formatter, "{flag} is {found:?}, expected {expected}")
             }
-            FlagError::Command(None) => formatter.write_str(
-                "no command given, expected serve, node-kubeconfig, node-bootstrap, token, node, denied, rollout, ca, backup or restore",
-            ),
+            FlagError::Unknown(found) => {
+                let meant = did_you_mean("--", help::similar_flag(found));
+                write!(formatter, "unknown flag --{found}{meant}")
+            }
+            FlagError::Command(None) => {
+                write!(formatter, "no command given, expected {}", help::first_words().join(", "))
+            }
             FlagError::Command(Some(found)) => {
+                let meant = did_you_mean("", help::similar_command(found));
                 write!(
                     formatter,
-                    "unknown command {found:?}, expected serve, node-kubeconfig, node-bootstrap, token, node, denied, rollout, ca, backup or restore"
+                    "unknown command {found:?}{meant}, expected {}",
+                    help::first_words().join(", ")
                 )
             }
-            FlagError::Unused { flag, command } => write!(formatter, "{flag} has no meaning for {command}"),
+            FlagError::Unused { flag, command } => write!(formatter, "--{flag} has no meaning for {command}"),
         }
     }
 }
 
 impl std::error::Error for FlagError {}
+
+fn did_you_mean(dashes: &str, meant: Option<&str>) -> String {
+    meant.map(|meant| format!(" (did you mean {dashes}{meant}?)")).unwrap_or_default()
+}
 
 /// The flags of a command line, before its command is known.
 #[derive(Default)]
@@ -402,6 +310,8 @@ struct Raw {
     keep: Option<String>,
     forget_revocations: bool,
     words: Vec<String>,
+    /// The flags that the line has.
+    given: Vec<&'static str>,
 }
 
 /// Reads a command line, without the program's name in front.
@@ -414,53 +324,24 @@ where
     let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let mut parser = lexopt::Parser::from_args(arguments);
     while let Some(argument) = parser.next().map_err(FlagError::Syntax)? {
-        let text = |parser: &mut lexopt::Parser| {
-            parser.value().and_then(|value| value.string()).map_err(FlagError::Syntax)
-        };
-        match argument {
-            Short('h') | Long("help") => return Ok(Command::Help),
+        let name = match argument {
+            Short('h') | Long("help") => return Ok(Command::Help(help::page(&raw.words))),
             Short('V') | Long("version") => return Ok(Command::Version),
-            Long("data-dir") => raw.data_dir = Some(parser.value().map_err(FlagError::Syntax)?.into()),
-            Long("listen") => raw.listen = Some(text(&mut parser)?),
-            Long("advertise") => raw.advertise.push(text(&mut parser)?),
-            Long("tls-san") => raw.tls_san.push(text(&mut parser)?),
-            Long("node-monitor-grace-period") => raw.grace = Some(text(&mut parser)?),
-            Long("node-certificate-life") => raw.node_life = Some(text(&mut parser)?),
-            Long("expired-node-may-renew") => raw.expired_may_renew = Some(text(&mut parser)?),
-            Long("life") => raw.life = Some(text(&mut parser)?),
-            Long("rollout-pre-pull") => raw.pre_pull = Some(text(&mut parser)?),
-            Long("log-level") => raw.log_level = Some(text(&mut parser)?),
-            Long("output") => raw.output = Some(text(&mut parser)?),
-            Long("reason") => raw.reason = Some(text(&mut parser)?),
-            Short('n') | Long("namespace") => raw.namespace = Some(text(&mut parser)?),
-            Long("watch") => raw.watch = true,
-            Long("same-credentials") => raw.same_credentials = true,
-            Long("force") => raw.force = true,
-            Long("wipe") => raw.wipe = true,
-            Long("all") => raw.all = true,
-            Long("out") => raw.out = Some(parser.value().map_err(FlagError::Syntax)?.into()),
-            Long("empty") => raw.empty = true,
-            Long("node") => raw.token.node = Some(text(&mut parser)?),
-            Long("names") => raw.token.names = Some(parser.value().map_err(FlagError::Syntax)?.into()),
-            Long("any-node") => raw.token.any_node = true,
-            Long("ttl") => raw.token.ttl = Some(text(&mut parser)?),
-            Long("uses") => raw.token.uses = Some(text(&mut parser)?),
-            Long("approve") => raw.token.approve = true,
-            Long("description") => raw.token.description = Some(text(&mut parser)?),
-            Long("leave") => raw.leave = Some(text(&mut parser)?),
-            Long("back") => raw.back = true,
-            Long("fenced") => raw.fenced = true,
-            Long("keep") => raw.keep = Some(text(&mut parser)?),
-            Long("forget-revocations") => raw.forget_revocations = true,
-            Value(word) => raw.words.push(word.string().map_err(FlagError::Syntax)?),
+            Short('n') => "namespace".to_owned(),
+            Short('o') => "output".to_owned(),
+            Long(name) => name.to_owned(),
+            Value(word) => {
+                raw.words.push(word.string().map_err(FlagError::Syntax)?);
+                continue;
+            }
             other => return Err(FlagError::Syntax(other.unexpected())),
-        }
+        };
+        raw.take(&name, &mut parser)?;
     }
-    if raw.words.first().is_none_or(|word| word != "ca") {
-        refuse("this command", &of_ca(&raw))?;
-    }
-    if raw.keep.is_some() && raw.words.first().is_none_or(|word| word != "backup") {
-        return Err(FlagError::Unused { flag: "--keep", command: "this command" });
+    if let Some(command) = help::find_command(&raw.words)
+        && let Some(flag) = raw.given.iter().find(|flag| !command.flags.contains(flag))
+    {
+        return Err(FlagError::Unused { flag, command: command.words });
     }
     // only now, because flags may stand before the command
     match raw.words.first().map(String::as_str) {
@@ -474,17 +355,78 @@ where
         Some("ca") => ca(raw),
         Some("backup") => backup(raw).map(Command::Backup),
         Some("restore") => restore(raw).map(Command::Restore),
-        Some("help") => Ok(Command::Help),
+        Some("completions") => completions(&raw).map(Command::Completions),
+        Some("help") => Ok(Command::Help(help::page(&raw.words[1..]))),
         Some("version") => Ok(Command::Version),
         other => Err(FlagError::Command(other.map(str::to_owned))),
     }
+}
+
+impl Raw {
+    /// Keeps a flag and its value.
+    fn take(&mut self, name: &str, parser: &mut lexopt::Parser) -> Result<(), FlagError> {
+        let unknown = || FlagError::Unknown(name.to_owned());
+        let flag = help::find_flag(name).ok_or_else(unknown)?;
+        self.given.push(flag.name);
+        let value = match flag.value {
+            "" => OsString::new(),
+            _ => parser.value().map_err(FlagError::Syntax)?,
+        };
+        let path = || Some(PathBuf::from(&value));
+        let text = || value.clone().string().map_err(FlagError::Syntax);
+        match flag.name {
+            "data-dir" => self.data_dir = path(),
+            "listen" => self.listen = Some(text()?),
+            "advertise" => self.advertise.push(text()?),
+            "tls-san" => self.tls_san.push(text()?),
+            "node-monitor-grace-period" => self.grace = Some(text()?),
+            "node-certificate-life" => self.node_life = Some(text()?),
+            "expired-node-may-renew" => self.expired_may_renew = Some(text()?),
+            "life" => self.life = Some(text()?),
+            "rollout-pre-pull" => self.pre_pull = Some(text()?),
+            "log-level" => self.log_level = Some(text()?),
+            "output" => self.output = Some(text()?),
+            "reason" => self.reason = Some(text()?),
+            "namespace" => self.namespace = Some(text()?),
+            "watch" => self.watch = true,
+            "same-credentials" => self.same_credentials = true,
+            "force" => self.force = true,
+            "wipe" => self.wipe = true,
+            "all" => self.all = true,
+            "out" => self.out = path(),
+            "empty" => self.empty = true,
+            "node" => self.token.node = Some(text()?),
+            "names" => self.token.names = path(),
+            "any-node" => self.token.any_node = true,
+            "ttl" => self.token.ttl = Some(text()?),
+            "uses" => self.token.uses = Some(text()?),
+            "approve" => self.token.approve = true,
+            "description" => self.token.description = Some(text()?),
+            "leave" => self.leave = Some(text()?),
+            "back" => self.back = true,
+            "fenced" => self.fenced = true,
+            "keep" => self.keep = Some(text()?),
+            "forget-revocations" => self.forget_revocations = true,
+            _ => return Err(unknown()),
+        }
+        Ok(())
+    }
+}
+
+fn completions(raw: &Raw) -> Result<&'static str, FlagError> {
+    let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
+    Ok(match words.as_slice() {
+        ["bash"] => include_str!("../completions/kedge-hub.bash"),
+        ["zsh"] => include_str!("../completions/_kedge-hub"),
+        ["fish"] => include_str!("../completions/kedge-hub.fish"),
+        words => return Err(value("completions", &words.join(" "), "bash, zsh or fish")),
+    })
 }
 
 fn serve(raw: Raw) -> Result<Command, FlagError> {
     if let Some(word) = raw.words.get(1) {
         return Err(value("serve", word, "no further argument"));
     }
-    unused_outside_node(&raw, "serve")?;
     let hosts = |flag, list: &[String]| match list.iter().find(|name| !is_host(name)) {
         Some(name) => Err(value(flag, name, "a host name or an IP address")),
         None => Ok(()),
@@ -504,65 +446,6 @@ fn serve(raw: Raw) -> Result<Command, FlagError> {
     }))
 }
 
-/// Refuses flags that only `serve` takes.
-fn unused(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
-    let unused = [
-        ("--listen", raw.listen.is_some()),
-        ("--tls-san", !raw.tls_san.is_empty()),
-        ("--node-monitor-grace-period", raw.grace.is_some()),
-        ("--node-certificate-life", raw.node_life.is_some()),
-        ("--expired-node-may-renew", raw.expired_may_renew.is_some()),
-        ("--rollout-pre-pull", raw.pre_pull.is_some()),
-        ("--log-level", raw.log_level.is_some()),
-        ("--fenced", raw.fenced),
-    ];
-    match unused.into_iter().find(|(_, given)| *given) {
-        Some((flag, _)) => Err(FlagError::Unused { flag, command }),
-        None => Ok(()),
-    }
-}
-
-/// Refuses flags that only `node` and `rollout` take.
-fn unused_outside_node(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
-    refuse(
-        command,
-        &[
-            ("--output", raw.output.is_some()),
-            ("--empty", raw.empty),
-            ("--forget-revocations", raw.forget_revocations),
-        ],
-    )?;
-    refuse(command, &of_node(raw))?;
-    refuse(command, &of_rollout(raw))?;
-    refuse(command, &of_token(raw))?;
-    match command {
-        NODE_KUBECONFIG => Ok(()),
-        _ => refuse(command, &of_kubeconfig(raw)),
-    }
-}
-
-fn of_kubeconfig(raw: &Raw) -> [(&'static str, bool); 2] {
-    [("--out", raw.out.is_some()), ("--life", raw.life.is_some())]
-}
-
-fn of_node(raw: &Raw) -> [(&'static str, bool); 5] {
-    [
-        ("--reason", raw.reason.is_some()),
-        ("--same-credentials", raw.same_credentials),
-        ("--force", raw.force),
-        ("--wipe", raw.wipe),
-        ("--all", raw.all),
-    ]
-}
-
-fn of_ca(raw: &Raw) -> [(&'static str, bool); 2] {
-    [("--leave", raw.leave.is_some()), ("--back", raw.back)]
-}
-
-fn of_rollout(raw: &Raw) -> [(&'static str, bool); 2] {
-    [("--namespace", raw.namespace.is_some()), ("--watch", raw.watch)]
-}
-
 /// True if `--output` demands JSON.
 fn is_json(output: Option<&str>) -> Result<bool, FlagError> {
     match output {
@@ -573,18 +456,6 @@ fn is_json(output: Option<&str>) -> Result<bool, FlagError> {
 }
 
 fn rollout(raw: Raw) -> Result<Command, FlagError> {
-    unused(&raw, "rollout")?;
-    refuse(
-        "rollout",
-        &[
-            ("--advertise", !raw.advertise.is_empty()),
-            ("--empty", raw.empty),
-            ("--forget-revocations", raw.forget_revocations),
-        ],
-    )?;
-    refuse("rollout", &of_node(&raw))?;
-    refuse("rollout", &of_kubeconfig(&raw))?;
-    refuse("rollout", &of_token(&raw))?;
     let namespace = raw.namespace.as_deref().unwrap_or("default").to_owned();
     if !is_dns_subdomain(&namespace) {
         return Err(value("--namespace", &namespace, "the name of a namespace"));
@@ -598,37 +469,17 @@ fn rollout(raw: Raw) -> Result<Command, FlagError> {
 }
 
 fn ca(raw: Raw) -> Result<Command, FlagError> {
-    unused(&raw, "ca")?;
-    refuse(
-        "ca",
-        &[
-            ("--advertise", !raw.advertise.is_empty()),
-            ("--empty", raw.empty),
-            ("--forget-revocations", raw.forget_revocations),
-        ],
-    )?;
-    refuse("ca", &of_node(&raw))?;
-    refuse("ca", &of_rollout(&raw))?;
-    refuse("ca", &of_kubeconfig(&raw))?;
     let leave = match raw.leave.as_deref().map(|text| text.parse::<u64>().map_err(|_| text)) {
         None => 0,
         Some(Ok(leave)) => leave,
         Some(Err(text)) => return Err(value("--leave", text, "a number of nodes")),
     };
     let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
-    let [no_leave, no_back] = of_ca(&raw);
     let act = match words.as_slice() {
-        ["new"] => {
-            refuse("ca new", &[no_leave, no_back])?;
-            CaAct::New
-        }
-        ["status"] => {
-            refuse("ca status", &[no_leave, no_back])?;
-            CaAct::Status
-        }
+        ["new"] => CaAct::New,
+        ["status"] => CaAct::Status,
         ["switch"] => CaAct::Switch { back: raw.back, leave },
         ["retire", number] => {
-            refuse("ca retire", &[no_back])?;
             let number =
                 number.parse().map_err(|_| value("ca retire", number, "the number of an authority"))?;
             CaAct::Retire { number, leave }
@@ -640,19 +491,6 @@ fn ca(raw: Raw) -> Result<Command, FlagError> {
 }
 
 fn denied(raw: Raw) -> Result<Command, FlagError> {
-    unused(&raw, "denied")?;
-    refuse(
-        "denied",
-        &[
-            ("--advertise", !raw.advertise.is_empty()),
-            ("--empty", raw.empty),
-            ("--forget-revocations", raw.forget_revocations),
-        ],
-    )?;
-    refuse("denied", &of_node(&raw))?;
-    refuse("denied", &of_rollout(&raw))?;
-    refuse("denied", &of_kubeconfig(&raw))?;
-    refuse("denied", &of_token(&raw))?;
     let is_entry = |word: &str| {
         word.contains('.') && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
     };
@@ -666,62 +504,28 @@ fn denied(raw: Raw) -> Result<Command, FlagError> {
     Ok(Command::Denied(DeniedCommand { data_dir: data_dir(raw.data_dir)?, json, lift }))
 }
 
-fn refuse(command: &'static str, given: &[(&'static str, bool)]) -> Result<(), FlagError> {
-    match given.iter().find(|(_, given)| *given) {
-        Some((flag, _)) => Err(FlagError::Unused { flag, command }),
-        None => Ok(()),
-    }
-}
-
 fn node(raw: Raw) -> Result<Command, FlagError> {
-    unused(&raw, "node")?;
-    refuse(
-        "node",
-        &[
-            ("--advertise", !raw.advertise.is_empty()),
-            ("--empty", raw.empty),
-            ("--forget-revocations", raw.forget_revocations),
-        ],
-    )?;
-    refuse("node", &of_rollout(&raw))?;
-    refuse("node", &of_kubeconfig(&raw))?;
-    refuse("node", &of_token(&raw))?;
     let json = is_json(raw.output.as_deref())?;
-    // refuses the flags of other acts
-    let only = |command: &'static str, own: &[&str]| {
-        let others: Vec<_> = of_node(&raw).into_iter().filter(|(flag, _)| !own.contains(flag)).collect();
-        refuse(command, &others)
-    };
     let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
     let named = |name: &str| name.to_owned();
     let act = match words.as_slice() {
-        ["list"] => {
-            only("node list", &[])?;
-            NodeAct::List
-        }
+        ["list"] => NodeAct::List,
         ["revoke", name] if is_dns_subdomain(name) => {
-            only("node revoke", &["--reason", "--force"])?;
             let reason = raw.reason.clone().unwrap_or_default();
             NodeAct::Revoke { name: named(name), reason, force: raw.force }
         }
         ["readmit", name] if is_dns_subdomain(name) => {
-            only("node readmit", &["--same-credentials"])?;
             NodeAct::Readmit { name: named(name), same_credentials: raw.same_credentials }
         }
         ["accept", name] if is_dns_subdomain(name) => {
-            only("node accept NAME", &[])?;
+            if raw.all {
+                return Err(FlagError::Unused { flag: "all", command: "node accept NAME" });
+            }
             NodeAct::Accept { name: Some(named(name)) }
         }
-        ["accept"] if raw.all => {
-            only("node accept", &["--all"])?;
-            NodeAct::Accept { name: None }
-        }
-        ["rotate", name] if is_dns_subdomain(name) => {
-            only("node rotate", &[])?;
-            NodeAct::Rotate { name: named(name) }
-        }
+        ["accept"] if raw.all => NodeAct::Accept { name: None },
+        ["rotate", name] if is_dns_subdomain(name) => NodeAct::Rotate { name: named(name) },
         ["decommission", name] if is_dns_subdomain(name) => {
-            only("node decommission", &["--wipe"])?;
             NodeAct::Decommission { name: named(name), wipe: raw.wipe }
         }
         words => {
@@ -733,8 +537,6 @@ fn node(raw: Raw) -> Result<Command, FlagError> {
 }
 
 fn backup(raw: Raw) -> Result<Backup, FlagError> {
-    unused_beside_files(&raw, "backup")?;
-    refuse("backup", &[("--empty", raw.empty), ("--forget-revocations", raw.forget_revocations)])?;
     let keep =
         match raw.keep.as_deref().map(|text| text.parse::<u32>().ok().filter(|keep| *keep > 0).ok_or(text)) {
             None => None,
@@ -750,31 +552,19 @@ fn backup(raw: Raw) -> Result<Backup, FlagError> {
 }
 
 fn restore(raw: Raw) -> Result<Restore, FlagError> {
-    unused_beside_files(&raw, "restore")?;
     let file = match raw.words.as_slice() {
         [_, file] if !file.is_empty() && !raw.empty => Some(PathBuf::from(file)),
         [_] if raw.empty => None,
         words => return Err(value("restore", &words[1..].join(" "), "one file, or --empty")),
     };
     if file.is_none() && raw.forget_revocations {
-        return Err(FlagError::Unused { flag: "--forget-revocations", command: "restore --empty" });
+        return Err(FlagError::Unused { flag: "forget-revocations", command: "restore --empty" });
     }
     Ok(Restore { file, data_dir: data_dir(raw.data_dir)?, forget_revocations: raw.forget_revocations })
 }
 
-fn unused_beside_files(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
-    unused(raw, command)?;
-    refuse(command, &[("--output", raw.output.is_some()), ("--advertise", !raw.advertise.is_empty())])?;
-    refuse(command, &[("--out", raw.out.is_some())])?;
-    refuse(command, &of_node(raw))?;
-    refuse(command, &of_token(raw))?;
-    refuse(command, &of_rollout(raw))
-}
-
 fn node_kubeconfig(raw: Raw) -> Result<Command, FlagError> {
-    const COMMAND: &str = NODE_KUBECONFIG;
-    unused(&raw, COMMAND)?;
-    unused_outside_node(&raw, COMMAND)?;
+    const COMMAND: &str = "node-kubeconfig";
     let name = match raw.words.as_slice() {
         [_, name] if is_dns_subdomain(name) => name.clone(),
         [_, name] => {
@@ -1073,7 +863,9 @@ mod tests {
     #[test]
     fn invalid_values_are_reported_with_the_expected_ones() {
         refused("", "no command");
-        refused("sreve", "unknown command \"sreve\"");
+        refused("serv", "unknown command \"serv\" (did you mean serve?)");
+        refused("completions", "expected bash, zsh or fish");
+        refused("serve --lisen x", "unknown flag --lisen (did you mean --listen?)");
         refused("serve --listen 6443", "--listen is \"6443\", expected ADDR:PORT");
         refused("serve --listen nowhere.invalid:1", "--listen is");
         refused("serve --tls-san a_b", "--tls-san is \"a_b\"");
@@ -1129,7 +921,7 @@ mod tests {
 
     #[test]
     fn help_and_version_take_precedence() {
-        assert_eq!(words("serve --help").unwrap(), Command::Help);
+        assert!(matches!(words("serve --help"), Ok(Command::Help(page)) if page.contains("--listen")));
         assert_eq!(words("-V").unwrap(), Command::Version);
     }
 }

@@ -17,7 +17,7 @@
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki` | the certificate authority, serving and client certificates |
 //! | `node_command`, `token_command`, `denied_command`, `rollout_command` | `kedge-hub node`, `token`, `denied` and `rollout`: ask the running hub (`asking`) |
-//! | `flags`, `addresses`, `logging` | the command line, the names and URLs of the hub, the log |
+//! | `flags`, `help`, `addresses`, `logging` | the command line and its pages of help, the names and URLs of the hub, the log |
 //! | `bucket`, `files`, `own` | rates, for `server` and `audit`; small durable files; reading JSON that the hub wrote |
 //!
 //! The hub never dials a node, and no node's clock is ever compared with ours.
@@ -39,6 +39,7 @@ mod files;
 pub mod flags;
 mod fresh;
 pub mod guard;
+pub mod help;
 mod hub;
 pub mod kubeconfig_command;
 mod locks;

@@ -50,7 +50,8 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<(), String> {
     match command {
-        Command::Help => print(flags::HELP),
+        Command::Help(page) => print(&page),
+        Command::Completions(script) => print(script),
         Command::Version => print(&format!("kedge-hub {VERSION}\n")),
         Command::NodeKubeconfig(options) => printed(&kubeconfig_command::run(&options)?),
         Command::NodeBootstrap(options) => {

@@ -6,10 +6,7 @@ use std::time::Duration;
 use kedge_hub_core::identity::bootstrap_token::{MOST_USES, Names};
 use kedge_hub_core::value::duration;
 
-use super::{
-    Advertised, Command, FlagError, Raw, data_dir, is_json, node_address, of_kubeconfig, of_node, of_rollout,
-    refuse, unused, value,
-};
+use super::{Advertised, Command, FlagError, Raw, data_dir, is_json, node_address, value};
 use crate::pki::is_dns_subdomain;
 
 /// Validity of a token, as kubeadm's.
@@ -84,38 +81,13 @@ pub(super) struct RawToken {
     pub(super) description: Option<String>,
 }
 
-/// The flags that only these commands take.
-pub(super) fn of_token(raw: &Raw) -> [(&'static str, bool); 7] {
-    let RawToken { node, names, any_node, ttl, uses, approve, description } = &raw.token;
-    [
-        ("--node", node.is_some()),
-        ("--names", names.is_some()),
-        ("--any-node", *any_node),
-        ("--ttl", ttl.is_some()),
-        ("--uses", uses.is_some()),
-        ("--approve", *approve),
-        ("--description", description.is_some()),
-    ]
-}
-
 pub(super) fn token(raw: Raw) -> Result<Command, FlagError> {
-    unused(&raw, "token")?;
-    refuse("token", &[("--empty", raw.empty)])?;
-    refuse("token", &of_node(&raw))?;
-    refuse("token", &of_rollout(&raw))?;
-    refuse("token", &of_kubeconfig(&raw))?;
     let json = is_json(raw.output.as_deref())?;
     let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
     let act = match words.as_slice() {
         ["create"] => TokenAct::Create(new_token(&raw)?),
-        ["list"] => {
-            refuse("token list", &of_token(&raw))?;
-            refuse("token list", &[("--advertise", !raw.advertise.is_empty())])?;
-            TokenAct::List
-        }
+        ["list"] => TokenAct::List,
         ["revoke", word] => {
-            refuse("token revoke", &of_token(&raw))?;
-            refuse("token revoke", &[("--advertise", !raw.advertise.is_empty())])?;
             // the secret of a whole token is not repeated
             let id = word.split('.').next().unwrap_or_default();
             let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
@@ -153,7 +125,7 @@ fn new_token(raw: &Raw) -> Result<NewToken, FlagError> {
     };
     if *approve && !matches!(of, Wanted::Names(Names::Prefix(_))) {
         let command = "token create for nodes that are named: their requests wait for nobody";
-        return Err(FlagError::Unused { flag: "--approve", command });
+        return Err(FlagError::Unused { flag: "approve", command });
     }
     Ok(NewToken {
         of,
@@ -167,21 +139,7 @@ fn new_token(raw: &Raw) -> Result<NewToken, FlagError> {
 
 pub(super) fn node_bootstrap(raw: Raw) -> Result<Command, FlagError> {
     const COMMAND: &str = "node-bootstrap";
-    refuse(COMMAND, &[("--life", raw.life.is_some())])?;
-    unused(&raw, COMMAND)?;
-    refuse(COMMAND, &[("--output", raw.output.is_some()), ("--empty", raw.empty)])?;
-    refuse(COMMAND, &of_node(&raw))?;
-    refuse(COMMAND, &of_rollout(&raw))?;
-    let RawToken { node, names, any_node, approve, description, .. } = &raw.token;
-    refuse(
-        COMMAND,
-        &[
-            ("--node", node.is_some()),
-            ("--names", names.is_some()),
-            ("--any-node", *any_node),
-            ("--approve", *approve),
-        ],
-    )?;
+    let description = &raw.token.description;
     let name = match raw.words.as_slice() {
         [_, name] if is_dns_subdomain(name) => name.clone(),
         words => return Err(value(COMMAND, &words[1..].join(" "), "the name of one node")),
