@@ -1,5 +1,5 @@
 # The commands people use. Each is one script; `make` alone lists them.
-.PHONY: help try test lint mutants bench fuzz sim soak dist images hil
+.PHONY: help try test lint mutants bench fuzz sim soak dist release images hil
 
 help: ; @sed -n 's/^\([a-z]*\): ; @[^#]*## /  make \1\t/p' Makefile
 
@@ -12,5 +12,6 @@ fuzz: ; @.ci/fuzz ## a minute of libFuzzer on everything a server, a client or a
 sim: ; @.ci/sim ## simulation runs of a node, as many as fit into 45 seconds (SEEDS=5000000 for that many, FIRST=n from there on)
 soak: ; @.ci/soak ## an hour of operation under bad links and hub outages: what grew, which node fell silent (SOAK_MINUTES=25)
 dist: ; @cross/dist ## static programs and Debian packages for x86_64, aarch64 and armv7, in target/dist
+release: ; @cross/release ## all that is published in one folder: programs, apt repository, container image, disk images, sums, signatures (RELEASE_FROM=target/dist without a build)
 images: ; @.ci/images ## flashable disk images of every board in images/boards (BOARDS=x86_64-uefi for one), in target/images
 hil: ; @KEDGE_MEASURE=1 .ci/hil $(STORIES) ## boots the x86_64 image in QEMU and runs the core stories (FULL=1 all, STORIES=update these, BOARDS=arm64-uefi another board)
