@@ -8,6 +8,7 @@
 //! the facts (`agent/src/slot.rs`); counting tries, and the reset (the boot loader, systemd).
 
 pub mod admission;
+pub mod chunks;
 pub mod list;
 pub(crate) mod version;
 
