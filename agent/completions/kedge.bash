@@ -39,7 +39,8 @@ _kedge() {
     " images") choices="ls pull import rm prune --help" ;;
     " slot status"*) choices="--reboot --allow-older --root-dir --run-dir --help" ;;
     " slot update"*) choices="--reboot --allow-older --root-dir --run-dir --help" ;;
-    " slot") choices="status update --help" ;;
+    " slot keys"*) choices="--reboot --allow-older --root-dir --run-dir --help" ;;
+    " slot") choices="status update keys --help" ;;
     " version"*) choices="--output --help" ;;
     "") choices="agent join status doctor config pods logs exec attach images slot version help --help --version" ;;
     esac

@@ -89,6 +89,8 @@ pub enum Command {
     SlotHealth(Places),
     /// On a disk image: write an update into the other slot, and try it at once.
     SlotUpdate(Places, UpdateOptions),
+    /// On a disk image: the keys that sign updates; or take this list of them.
+    SlotKeys(Places, Option<String>),
     /// On a disk image: mark this boot as good.
     SlotBless,
     /// On a disk image: the slots.
@@ -381,6 +383,8 @@ impl Raw {
                     UpdateOptions { file: (*file).to_owned(), reboots, allows_older },
                 )
             }
+            ["slot", "keys"] => Command::SlotKeys(self.places(), None),
+            ["slot", "keys", file] => Command::SlotKeys(self.places(), Some((*file).to_owned())),
             ["slot", "bless"] => Command::SlotBless,
             ["slot", "status"] => Command::SlotStatus,
             ["slot", "holds-root", disk] => Command::SlotHoldsRoot((*disk).to_owned()),

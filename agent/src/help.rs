@@ -150,7 +150,7 @@ Node: all of them, or one.
 ";
 
 const SLOT: &str = "\
-Usage: kedge slot status|update [FLAGS]
+Usage: kedge slot status|update|keys [FLAGS]
 
 On a disk image only.
 
@@ -159,6 +159,7 @@ On a disk image only.
                      next boot
     --reboot         try it now
     --allow-older    take an older version than the one that runs
+  keys [FILE]        the keys that sign updates; with a file (-: standard input), take this list of keys
 ";
 
 const VERSION: &str = "\

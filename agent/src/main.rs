@@ -56,6 +56,8 @@ fn main() -> ExitCode {
         Command::SlotHealth(places) => apart(|| slot::health(&places)),
         Command::SlotUpdate(places, options) => apart(|| slot::update::update(&places, &options)),
         Command::SlotBless => apart(slot::bless::bless),
+        Command::SlotKeys(places, None) => apart(|| slot::keys::show(&places)),
+        Command::SlotKeys(places, Some(file)) => apart(|| slot::keys::take(&places, &file)),
         Command::SlotStatus => apart(slot::admission::status),
         Command::SlotHoldsRoot(disk) => apart(|| slot::holds_root(&disk)),
         Command::StateOpen => apart(state::open),

@@ -8,9 +8,10 @@
 pub mod admission;
 pub mod bless;
 pub(crate) mod host;
+pub mod keys;
 #[cfg(test)]
 mod life;
-mod signature;
+pub(crate) mod signature;
 mod steps;
 pub mod update;
 

@@ -4,12 +4,15 @@
 //! Always holds: times run from the beginning of the judgement, not from the boot, so the time of the disk's
 //! check does not count against the slot; a demand that this version does not know condemns nothing. A slot
 //! that was good before only needs to be readable: systemd and the agent deal with restarts, and a bad
-//! configuration must not bring back an older image. Leaves to others: updates (`admission`, `list`); reading
-//! the facts (`agent/src/slot.rs`); counting tries, and the reset (the boot loader, systemd).
+//! configuration must not bring back an older image. Leaves to others: updates (`manifest`, `keys`,
+//! `admission`, `chunks`, `list`); reading the facts (`agent/src/slot.rs`); counting tries, and the reset (the
+//! boot loader, systemd).
 
 pub mod admission;
 pub mod chunks;
+pub mod keys;
 pub mod list;
+pub mod manifest;
 pub(crate) mod version;
 
 use crate::sorted::SortedSet;

@@ -5,11 +5,11 @@
 //! when the power goes a second time while it counts.
 
 use super::bless::tests::bless_it;
-use super::signature::Keys;
 use super::tests::entry;
 use super::update::tests::{PLACES, bytes, part};
 use super::update::write;
 use kedge_core::slot::admission::Facts;
+use kedge_core::slot::keys::Trust;
 use kedge_core::slot::{Works, list};
 use kedge_platform::fake::{FakeDisk, FakeSlots, Loss};
 use kedge_platform::files::Operations;
@@ -97,7 +97,7 @@ fn update(slots: &FakeSlots, running: &Started) -> Result<(), String> {
         board: "toaster".to_owned(),
         version: "new".to_owned(),
     };
-    write(slots, &facts, &Keys::default(), &mut &bytes()[..], None, false, Works::new)
+    write(slots, &facts, &Trust::Unsigned, &mut &bytes()[..], None, false, Works::new)
         .map(drop)
         .map_err(|error| error.to_string())
 }

@@ -9,7 +9,7 @@ use kedge_platform::slots::{LIST, Slots};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Where a new entry is written before it gets its name. A process that can create this file can write the
+/// Where an entry or another small file is written before it gets its name. A process that can create this file can write the
 /// partition.
 pub(super) const NEW: &str = "kedge/entry.new";
 /// How much of an update is held in memory.
@@ -26,13 +26,12 @@ pub(super) fn perform<S: Slots>(slots: &S, steps: &[Step], update: &mut impl Rea
 fn one<S: Slots>(slots: &S, step: &Step, update: &mut impl Read) -> Result<(), String> {
     match step {
         Step::Settle => slots.settle().map_err(failed("settle", "the EFI partition")),
-        Step::Remove(name) => match slots.remove(&entry(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(failed("remove the boot entry", name)(error))
-            }
-            _ => Ok(()),
-        },
-        Step::Enter(name, text) => enter(slots, name, text).map_err(failed("write the boot entry", name)),
+        Step::Remove(name) => remove(slots, &entry(name)).map_err(failed("remove the boot entry", name)),
+        Step::Enter(name, text) => {
+            put(slots, &entry(name), text.as_bytes()).map_err(failed("write the boot entry", name))
+        }
+        Step::Drop(path) => remove(slots, Path::new(path)).map_err(failed("remove", path)),
+        Step::Put(path, bytes) => put(slots, Path::new(path), bytes).map_err(failed("write", path)),
         Step::Copy(part) => copy(slots, part, update),
     }
 }
@@ -45,12 +44,19 @@ fn failed(what: &str, which: &str) -> impl Fn(io::Error) -> String {
     move |error| format!("cannot {what} {which}: {error}")
 }
 
-fn enter<S: Slots>(slots: &S, name: &str, text: &str) -> io::Result<()> {
+fn remove<S: Slots>(slots: &S, path: &Path) -> io::Result<()> {
+    match slots.remove(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn put<S: Slots>(slots: &S, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut target = slots.create(Path::new(NEW))?;
-    write_all(slots, &mut target, text.as_bytes())?;
+    write_all(slots, &mut target, bytes)?;
     slots.sync(&target)?;
     slots.settle()?;
-    slots.rename(Path::new(NEW), &entry(name))
+    slots.rename(Path::new(NEW), path)
 }
 
 fn write_all<S: Slots>(slots: &S, target: &mut S::Target, mut bytes: &[u8]) -> io::Result<()> {

@@ -6,12 +6,15 @@
 //! writing itself (`steps`).
 
 use super::admission::facts;
-use super::signature::Keys;
+use super::keys::Sources;
+use super::signature::check;
 use super::steps;
 use crate::options::{Places, UpdateOptions};
 use crate::output::CommandError;
 use crate::slot::host::{LOCK, inspect, say, status};
-use kedge_core::slot::admission::{self, Facts, MANIFEST_BYTES};
+use kedge_core::slot::admission::{self, Facts};
+use kedge_core::slot::keys::Trust;
+use kedge_core::slot::manifest::{self, MANIFEST_BYTES, Terms};
 use kedge_core::slot::{Works, demands, words};
 use kedge_platform::linux::slots::{EFI, LinuxSlots, lock};
 use kedge_platform::linux::{Roots, is_root};
@@ -20,6 +23,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::process::Command;
+
+/// In the entry of a slot that a person has written.
+const BY_HAND: &str = " kedge.by=hand";
 
 /// `kedge slot update`.
 ///
@@ -37,11 +43,11 @@ pub fn update(places: &Places, options: &UpdateOptions) -> Result<(), CommandErr
     let (mut update, length) =
         open(file).map_err(|error| unchanged(format_args!("cannot open {file}: {error}")))?;
     let roots = Roots::default();
-    let keys = Keys::read(&roots).map_err(unchanged)?;
+    let trust = Sources::of_image(&roots, Path::new(EFI), &places.root_dir).trust().map_err(unchanged)?;
     let slots = LinuxSlots::new(&roots, EFI);
     let facts = facts(&roots, Path::new(EFI), Path::new("/"));
     let works = || inspect(&roots, status(places).as_ref());
-    say(write(&slots, &facts, &keys, &mut update, length, *allows_older, works)?);
+    say(write(&slots, &facts, &trust, &mut update, length, *allows_older, works)?);
     match *reboots {
         true => Command::new("systemctl").arg("reboot").status().map(drop).map_err(CommandError::new),
         false => Ok(()),
@@ -68,7 +74,7 @@ fn open(file: &str) -> io::Result<(Box<dyn Read>, Option<u64>)> {
 pub(super) fn write<S: Slots>(
     slots: &S,
     facts: &Facts,
-    keys: &Keys,
+    trust: &Trust,
     update: &mut impl Read,
     length: Option<u64>,
     allows_older: bool,
@@ -77,10 +83,14 @@ pub(super) fn write<S: Slots>(
     let mut manifest = Vec::new();
     let read = update.by_ref().take(MANIFEST_BYTES as u64).read_to_end(&mut manifest);
     read.map_err(|error| unchanged(format_args!("cannot read the update: {error}")))?;
-    if let Some(name) = keys.verify(&manifest).map_err(unchanged)? {
+    let Facts { board, version, .. } = facts;
+    let terms = Terms { board, running: version, trust, allows_older, below_floor: false };
+    let verified = manifest::verify(&manifest, None, &terms, &check);
+    let verified = verified.map_err(|refusal| unchanged(refusal.text))?;
+    if let Some(name) = &verified.signer {
         say(format_args!("the update is signed by the key {name}"));
     }
-    let plan = admission::admit(facts, &manifest, allows_older).map_err(unchanged)?;
+    let plan = admission::admit(facts, &verified).map_err(unchanged)?;
     let (running, other, expected) = (plan.running, plan.other, plan.bytes());
     if let Some(found) = length.filter(|found| *found < expected) {
         return Err(unchanged(format_args!(
@@ -93,10 +103,10 @@ pub(super) fn write<S: Slots>(
     let failed = |why: String| {
         CommandError::new(format_args!("{why}; slot {other} may be empty now, slot {running} is unchanged"))
     };
-    steps::perform(slots, &plan.write(), update).map_err(failed)?;
+    steps::perform(slots, &plan.write(&manifest), update).map_err(failed)?;
     all.extend(works());
     let demands = demands(all);
-    steps::perform(slots, &plan.try_it(&demands), update).map_err(failed)?;
+    steps::perform(slots, &plan.try_it(&demands, BY_HAND), update).map_err(failed)?;
     Ok(format!(
         "slot {other} is complete and will be tried at the next boot, slot {running} is its fallback; its trial demands: {}",
         words(&demands, ",")
@@ -173,8 +183,8 @@ pub(super) mod tests {
         // the state works before the root is written, contact after it
         let mut works = ["state", "contact"].into_iter().map(parse);
         let update = &mut &update[..];
-        let keys = Keys::default();
-        let done = write(slots, &facts_of(slots), &keys, update, length, false, || works.next().unwrap());
+        let trust = Trust::Unsigned;
+        let done = write(slots, &facts_of(slots), &trust, update, length, false, || works.next().unwrap());
         done.map_err(|error| error.to_string())
     }
 
@@ -192,7 +202,11 @@ pub(super) mod tests {
             let text = String::from_utf8_lossy(&text).into_owned();
             let places = PLACES.into_iter().enumerate();
             text.contains("\nversion 8\n")
-                && text.ends_with("\noptions root=PARTLABEL=root-b quiet kedge.demands=state,contact\n")
+                && text.contains(
+                    "\noptions root=PARTLABEL=root-b quiet kedge.demands=state,contact kedge.update=",
+                )
+                && text.ends_with(" kedge.by=hand\n")
+                && disk.holds("kedge/b/manifest", &bytes()[..MANIFEST_BYTES])
                 && places.into_iter().all(|(which, place)| disk.holds(place, &part(which)))
         };
         let list = list(disk);
@@ -366,10 +380,11 @@ pub(super) mod tests {
         let slots = FakeSlots::new(&disk);
         let (facts, update) = (facts_of(&slots), bytes());
         let done =
-            write(&slots, &facts, &Keys::default(), &mut &update[..], None, false, Works::new).unwrap();
+            write(&slots, &facts, &Trust::Unsigned, &mut &update[..], None, false, Works::new).unwrap();
         assert!(done.ends_with("its trial demands: state"), "{done}");
         let entry = disk.content(entry("kedge-b+3.conf")).unwrap();
-        assert!(entry.ends_with(b" kedge.demands=state\n"), "{}", String::from_utf8_lossy(&entry));
+        let entry = String::from_utf8_lossy(&entry);
+        assert!(entry.contains(" kedge.demands=state kedge.update="), "{entry}");
     }
 
     #[test]
@@ -384,7 +399,7 @@ pub(super) mod tests {
         let disk = disk();
         let slots = FakeSlots::new(&disk);
         let update = bytes();
-        write(&slots, &facts_of(&slots), &Keys::default(), &mut Pieces(&update), None, false, || {
+        write(&slots, &facts_of(&slots), &Trust::Unsigned, &mut Pieces(&update), None, false, || {
             parse("state,contact")
         })
         .unwrap();

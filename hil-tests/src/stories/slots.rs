@@ -103,7 +103,7 @@ pub(super) fn deaf(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
     let entry = "/efi/loader/entries/kedge-b+3.conf";
     stage.guest(&format!("kedge slot update {GOOD}"))?;
-    let demands = stage.guest(&format!("sed -n 's/.* kedge.demands=//p' {entry}"))?;
+    let demands = stage.guest(&format!("sed -n 's/.* kedge.demands=\\([^ ]*\\).*/\\1/p' {entry}"))?;
     stage.expect("what the trial demands", demands.as_str(), "state,watchdog,contact")?;
     // an image whose network never comes up; with a shorter limit, because three tries would take half an
     // hour

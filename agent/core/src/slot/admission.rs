@@ -1,28 +1,20 @@
 //! Whether an update may be written, and where: decided before its first byte is written.
 //!
 //! Always holds: an admitted update is written into the slot that does not run, on the disk of the running
-//! one, with room for all of it; the running slot is good and complete, so it can be the fallback. A manifest
-//! becomes a boot entry word for word, so it has one line per key and no control characters. Leaves to
-//! others: reading the facts (`agent/src/slot/admission.rs`); the order of the writes (`list`); writing
+//! one, with room for all of it; the running slot is good and complete, so it can be the fallback. A slot's
+//! manifest is written after everything that it names. Leaves to others: the manifest and its signature
+//! (`manifest`); reading the facts (`agent/src/slot/admission.rs`); the order of the writes (`list`); writing
 //! (`agent/src/slot/update.rs`).
 
 use super::list::{self, Entries, Part, Place, Step};
-use super::version::{is_version, order};
+use super::manifest::{FILES, INDEX, MANIFEST_BYTES, Manifest, ROOT};
 use super::{CommandLine, Works, words};
 use crate::node::facts::ImageState;
 use crate::sorted::SortedMap;
 use std::collections::BTreeMap;
 
-/// The manifest's size: one block of lines "KEY VALUE", filled up with newlines.
-pub const MANIFEST_BYTES: usize = 4096;
-/// The first line.
-const FORMAT: &str = "kedge-update 1";
-/// The files of a slot on the EFI partition, as in the manifest and in `kedge/SLOT`.
-pub const FILES: [&str; 2] = ["vmlinuz", "initrd"];
-/// The root in the manifest.
-const ROOT: &str = "root";
-/// The place of the slot's root, and the demands of its trial, or the mark that it passed one.
-const OWN_OPTIONS: [&str; 2] = ["root=", "kedge."];
+/// The manifest that a slot was written by, in `kedge/SLOT`.
+pub const MANIFEST: &str = "manifest";
 /// This much stays free on the EFI partition: for the boot entries, and for partly filled clusters.
 const SPARE_BYTES: u64 = 65536;
 
@@ -60,10 +52,12 @@ pub struct Plan {
     pub other: &'static str,
     /// The update's version, for people.
     pub version: String,
+    /// SHA-256 of the manifest.
+    digest: String,
     /// For the kernel's command line.
     options: String,
-    /// Kernel, initramfs and root, in the order of the update.
-    parts: [Part; 3],
+    /// In the order of the update.
+    parts: Vec<Part>,
     /// The new entry's place in the boot loader's list: highest first. Never the same number twice, so that
     /// an older version can be an update, too.
     order: u64,
@@ -77,16 +71,21 @@ impl Plan {
         self.parts.iter().fold(MANIFEST_BYTES as u64, |sum, part| sum.saturating_add(part.bytes))
     }
 
-    /// Writes all of the slot; afterwards it is not in the boot loader's list.
-    pub fn write(&self) -> Vec<Step> {
+    /// Writes all of the slot, its manifest last; afterwards it is not in the boot loader's list.
+    pub fn write(&self, manifest: &[u8]) -> Vec<Step> {
         let mut steps = list::leave(&self.entries, self.running, self.other);
+        let place = |name: &str| format!("kedge/{}/{name}", self.other);
+        // an index without its root would be believed by the next update
+        steps.extend([Step::Drop(place(MANIFEST)), Step::Drop(place(INDEX)), Step::Settle]);
         steps.extend(self.parts.iter().cloned().map(Step::Copy));
+        steps.extend([Step::Put(place(MANIFEST), manifest.to_vec()), Step::Settle]);
         steps
     }
 
-    /// Makes the boot loader try the written slot, in a trial with these demands.
-    pub fn try_it(&self, demands: &Works) -> Vec<Step> {
-        let Self { other, version, options, order, .. } = self;
+    /// Makes the boot loader try the written slot, in a trial with these demands. `notes` are more words of its
+    /// entry: who wanted it.
+    pub fn try_it(&self, demands: &Works, notes: &str) -> Vec<Step> {
+        let Self { other, version, digest, options, order, .. } = self;
         let demands = match demands.is_empty() {
             true => String::new(),
             false => format!(" kedge.demands={}", words(demands, ",")),
@@ -94,7 +93,7 @@ impl Plan {
         let text = format!(
             "title Kedge {version}, slot {other}\nsort-key kedge\nversion {order}\n\
              linux /kedge/{other}/vmlinuz\ninitrd /kedge/{other}/initrd\n\
-             options root=PARTLABEL=root-{other} {options}{demands}\n"
+             options root=PARTLABEL=root-{other} {options}{demands} kedge.update={digest}{notes}\n"
         );
         list::try_with(other, text)
     }
@@ -140,12 +139,11 @@ impl Facts {
     }
 }
 
-/// Admits an update by its manifest. `allows_older` also admits one with an older version than the running
-/// image.
+/// Admits an update by its verified manifest.
 ///
 /// # Errors
 /// Why not, for people.
-pub fn admit(facts: &Facts, manifest: &[u8], allows_older: bool) -> Result<Plan, String> {
+pub fn admit(facts: &Facts, manifest: &Manifest) -> Result<Plan, String> {
     let (running, other) = match CommandLine::parse(&facts.command_line).slot {
         Some("a") => ("a", "b"),
         Some(_) => ("b", "a"),
@@ -165,54 +163,34 @@ pub fn admit(facts: &Facts, manifest: &[u8], allows_older: bool) -> Result<Plan,
     let root = facts.roots.get(&format!("root-{other}"));
     let (device, slot_bytes) = root.ok_or_else(|| format!("no partition root-{other}"))?;
     is_complete(facts, running, other)?;
-    let manifest = Manifest::parse(manifest)?;
-    if manifest.board != facts.board {
-        return Err(format!("the update is for the board {:?}, this is {:?}", manifest.board, facts.board));
+    let size = |key: &str| manifest.member(key).map(|member| member.bytes);
+    let root = size(ROOT).ok_or("the update has no root, so it is not one of a disk image")?;
+    if root > *slot_bytes {
+        return Err(format!("the root has {root} bytes, the slot {slot_bytes}"));
     }
-    let Manifest { version, options, sizes: [kernel, initramfs, root], .. } = manifest;
-    if !allows_older {
-        is_no_older(version, &facts.version)?;
-    }
-    if root.bytes > *slot_bytes {
-        return Err(format!("the root has {} bytes, the slot {slot_bytes}", root.bytes));
-    }
-    has_room(facts, other, kernel.bytes.saturating_add(initramfs.bytes))?;
+    let small = [INDEX, FILES[0], FILES[1]].into_iter().filter_map(size);
+    has_room(facts, other, small.fold(0, u64::saturating_add))?;
     let orders = facts.entries.values().filter_map(|text| value(text, "version")?.parse::<u64>().ok());
     let order = orders.max().unwrap_or(0).saturating_add(1);
-    let file = |key| Place::File(format!("kedge/{other}/{key}"));
-    let part = |key, place, size: Size<'_>| Part {
-        key,
-        place,
-        bytes: size.bytes,
-        digest: size.digest.to_ascii_lowercase(),
-    };
-    let [vmlinuz, initrd] = FILES;
+    let parts = manifest.members.iter().map(|member| Part {
+        key: member.key,
+        place: match member.key {
+            ROOT => Place::Device(device.clone()),
+            key => Place::File(format!("kedge/{other}/{key}")),
+        },
+        bytes: member.bytes,
+        digest: member.digest.clone(),
+    });
     Ok(Plan {
         running,
         other,
-        version: version.to_owned(),
-        options: options.to_owned(),
-        parts: [
-            part(vmlinuz, file(vmlinuz), kernel),
-            part(initrd, file(initrd), initramfs),
-            part(ROOT, Place::Device(device.clone()), root),
-        ],
+        version: manifest.version.clone(),
+        digest: manifest.digest.clone(),
+        options: manifest.options.clone(),
+        parts: parts.collect(),
         order,
         entries: facts.entries.clone(),
     })
-}
-
-fn is_no_older(version: &str, running: &str) -> Result<(), String> {
-    let anyway = "--allow-older takes it all the same";
-    match () {
-        () if running.is_empty() => Err(format!(
-            "the update has version {version}, and that of the running image cannot be read; {anyway}"
-        )),
-        () if order(version, running).is_lt() => Err(format!(
-            "the update has version {version}, which is older than {running}, which runs; {anyway}"
-        )),
-        () => Ok(()),
-    }
 }
 
 /// Files lost by a damaged partition must be noticed while the other slot still boots.
@@ -240,66 +218,8 @@ fn has_room(facts: &Facts, other: &str, bytes: u64) -> Result<(), String> {
     match needed <= room {
         true => Ok(()),
         false => Err(format!(
-            "kernel and initramfs need {needed} bytes on the EFI partition, which has room for {room}"
+            "kernel, initramfs and index need {needed} bytes on the EFI partition, which has room for {room}"
         )),
-    }
-}
-
-/// The first block of an update.
-struct Manifest<'a> {
-    board: &'a str,
-    version: &'a str,
-    options: &'a str,
-    /// Of kernel, initramfs and root.
-    sizes: [Size<'a>; 3],
-}
-
-impl<'a> Manifest<'a> {
-    fn parse(bytes: &'a [u8]) -> Result<Self, String> {
-        let text = std::str::from_utf8(bytes).ok();
-        let text = text.filter(|text| text.lines().next() == Some(FORMAT));
-        let text = text.ok_or("the file is no update, or its format is unknown to this image")?;
-        if text.chars().any(|char| char.is_control() && char != '\n') {
-            return Err("the manifest has control characters".to_owned());
-        }
-        let one = |key: &str| match text.lines().filter_map(|line| value(line, key)).collect::<Vec<_>>()[..] {
-            [value] => Ok(value),
-            ref values => Err(format!("the manifest has {} lines {key:?}, expected one", values.len())),
-        };
-        let size = |key| Size::parse(key, one(key)?);
-        let (version, options) = (one("version")?, one("options")?);
-        if !is_version(version) {
-            return Err(format!("the manifest's version is {version:?}, expected letters, digits and .+~-_"));
-        }
-        // of several values of a word the last one wins, and these are the update's
-        if let Some(word) =
-            options.split_whitespace().find(|word| OWN_OPTIONS.iter().any(|own| word.starts_with(own)))
-        {
-            return Err(format!("the manifest's options set {word:?}, which is this node's to set"));
-        }
-        Ok(Self {
-            version,
-            options,
-            board: one("board")?,
-            sizes: [size(FILES[0])?, size(FILES[1])?, size(ROOT)?],
-        })
-    }
-}
-
-/// Two words, SIZE SHA256.
-struct Size<'a> {
-    bytes: u64,
-    digest: &'a str,
-}
-
-impl<'a> Size<'a> {
-    fn parse(key: &str, value: &'a str) -> Result<Self, String> {
-        let parsed = value.split_once(' ').and_then(|(size, digest)| {
-            let is_digest = digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
-            let bytes = size.parse::<u64>().ok().filter(|bytes| is_digest && *bytes > 0)?;
-            Some(Self { bytes, digest })
-        });
-        parsed.ok_or_else(|| format!("the manifest's line {key:?} is not SIZE SHA256"))
     }
 }
 
@@ -310,17 +230,14 @@ fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::manifest;
     use super::*;
 
-    fn manifest(change: &str, to: &str) -> Vec<u8> {
-        let digest = "0123456789abcdef".repeat(4);
-        let text = format!(
-            "kedge-update 1\nboard toaster\nversion 2\noptions quiet\nvmlinuz 100000 {digest}\ninitrd 20000 {digest}\nroot 3000 {digest}\n"
-        );
+    fn manifest(change: &str, to: &str) -> Manifest {
+        let text = manifest::tests::text("kedge-update 2", "2");
         assert!(text.contains(change), "{change}");
-        let mut bytes = text.replacen(change, to, 1).into_bytes();
-        bytes.resize(MANIFEST_BYTES, b'\n');
-        bytes
+        let block = manifest::tests::block(text.replacen(change, to, 1));
+        manifest::verify(&block, None, &manifest::tests::ANYBODY, &|_, _, _| false).unwrap()
     }
 
     /// Slot a runs, with the one entry of a new image beside an older update.
@@ -338,7 +255,7 @@ mod tests {
                 ("other.conf", "version 99 beta\n"),
             ]),
             files: [size("a/vmlinuz", 90_000), size("a/initrd", 9_000), size("b/vmlinuz", 50_000)].into(),
-            free_bytes: 135_536,
+            free_bytes: 136_036,
             roots: [("root-b".to_owned(), ("/dev/vda3".to_owned(), 3000))].into(),
             is_own_efi: true,
             board: "toaster".to_owned(),
@@ -347,20 +264,16 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(change: impl FnOnce(&mut Facts), manifest: &[u8], expected: &str) {
+    fn check(change: impl FnOnce(&mut Facts), manifest: &Manifest, expected: &str) {
         let mut facts = facts();
         change(&mut facts);
-        let found = match admit(&facts, manifest, false) {
-            Ok(Plan {
-                running,
-                other,
-                parts: [.., Part { place: Place::Device(device), .. }],
-                order,
-                ..
-            }) => {
-                format!("{running} {other} {device} {order}")
-            }
-            Ok(plan) => panic!("the root goes to a partition: {plan:?}"),
+        let found = match admit(&facts, manifest) {
+            Ok(Plan { running, other, parts, order, .. }) => match &parts[..] {
+                [.., Part { place: Place::Device(device), .. }] => {
+                    format!("{running} {other} {device} {order}")
+                }
+                parts => panic!("the root goes to a partition: {parts:?}"),
+            },
             Err(why) => why,
         };
         assert!(found.contains(expected), "{found}, expected {expected}");
@@ -421,13 +334,19 @@ mod tests {
         check(
             |facts| facts.free_bytes -= 1,
             &good,
-            "need 185536 bytes on the EFI partition, which has room for 185535",
+            "need 186036 bytes on the EFI partition, which has room for 186035",
         );
         check(|_| {}, &manifest("root 3000", "root 3001"), "the root has 3001 bytes, the slot 3000");
         check(
             |_| {},
             &manifest("vmlinuz 100000", &format!("vmlinuz {}", u64::MAX)),
-            "kernel and initramfs need",
+            "kernel, initramfs and index need",
+        );
+        let program = "program 7 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\nversion 2";
+        check(
+            |_| {},
+            &manifest("version 2", program),
+            "the update has no root, so it is not one of a disk image",
         );
     }
 
@@ -435,83 +354,51 @@ mod tests {
     fn plan_writes_the_slot_and_then_enters_it() {
         let mut facts = facts();
         facts.entries.insert("kedge-b.conf".to_owned(), String::new());
-        let plan = admit(&facts, &manifest("", ""), false).unwrap();
-        assert_eq!(plan.bytes(), 4096 + 123_000);
+        let manifest = manifest("", "");
+        let plan = admit(&facts, &manifest).unwrap();
+        assert_eq!(plan.bytes(), 4096 + 123_500);
         let shown = |steps: Vec<Step>| -> Vec<String> {
             let show = |step| match step {
                 Step::Copy(Part { key, place, bytes, digest }) => {
                     assert_eq!(digest, "0123456789abcdef".repeat(4));
                     format!("{key} {place:?} {bytes}")
                 }
+                Step::Put(place, bytes) => format!("{place} {}", String::from_utf8_lossy(&bytes)),
                 other => format!("{other:?}"),
             };
             steps.into_iter().map(show).collect()
         };
         assert_eq!(
-            shown(plan.write()),
+            shown(plan.write(b"block")),
             [
                 "Settle",
                 "Remove(\"kedge-b.conf\")",
                 "Remove(\"kedge-b+0-3.conf\")",
                 "Settle",
+                "Drop(\"kedge/b/manifest\")",
+                "Drop(\"kedge/b/index\")",
+                "Settle",
+                "index File(\"kedge/b/index\") 500",
                 "vmlinuz File(\"kedge/b/vmlinuz\") 100000",
                 "initrd File(\"kedge/b/initrd\") 20000",
-                "root Device(\"/dev/vda3\") 3000"
+                "root Device(\"/dev/vda3\") 3000",
+                "kedge/b/manifest block",
+                "Settle"
             ]
         );
         let text = "title Kedge 2, slot b\nsort-key kedge\nversion 13\nlinux /kedge/b/vmlinuz\ninitrd /kedge/b/initrd\n\
                     options root=PARTLABEL=root-b quiet";
-        let entered = |demands: &str, end: &str| {
-            let enter = Step::Enter("kedge-b+3.conf".to_owned(), format!("{text}{end}\n"));
-            assert_eq!(plan.try_it(&super::super::parse(demands)), [Step::Settle, enter, Step::Settle]);
+        let entered = |demands: &str, notes: &str, end: &str| {
+            let update = format!("kedge.update={}", manifest.digest);
+            let text = format!("{text}{end} {update}{notes}\n");
+            let enter = Step::Enter("kedge-b+3.conf".to_owned(), text);
+            assert_eq!(
+                plan.try_it(&super::super::parse(demands), notes),
+                [Step::Settle, enter, Step::Settle]
+            );
         };
-        entered("contact,state", " kedge.demands=state,contact");
-        entered("", "");
-    }
-
-    #[test]
-    fn invalid_manifest_is_rejected() {
-        check(
-            |_| {},
-            &manifest("board toaster", "board kettle"),
-            "for the board \"kettle\", this is \"toaster\"",
-        );
-        check(|_| {}, &manifest("update 1", "update 2"), "no update, or its format is unknown");
-        check(|_| {}, b"nonsense", "no update");
-        check(|_| {}, &[0xff; MANIFEST_BYTES], "no update");
-        check(|_| {}, &manifest("version 2", "version \u{1b}[2J"), "control characters");
-        check(|_| {}, &manifest("options quiet\n", ""), "has 0 lines \"options\"");
-        check(|_| {}, &manifest("options quiet", "options quiet\nboard toaster"), "has 2 lines \"board\"");
-        check(|_| {}, &manifest("root 3000 0", "root 3000 "), "line \"root\" is not SIZE SHA256");
-        check(|_| {}, &manifest("initrd 20000", "initrd 0"), "line \"initrd\" is not SIZE SHA256");
-        check(|_| {}, &manifest("vmlinuz 100000", "vmlinuz 1e5"), "line \"vmlinuz\" is not SIZE SHA256");
-    }
-
-    #[test]
-    fn older_update_must_be_asked_for() {
-        let runs = |version: &'static str| move |facts: &mut Facts| facts.version = version.to_owned();
-        let newer = manifest("version 2", "version 0.2.0~git20261124000000.0123456789");
-        check(runs("0.2.0~git20261123000000.fedcba9876"), &newer, "a b /dev/vda3 13");
-        check(runs("0.2.0~git20261124000000.0123456789"), &newer, "a b /dev/vda3 13");
-        let why = "which is older than 0.2.0, which runs; --allow-older takes it all the same";
-        check(runs("0.2.0"), &newer, why);
-        check(runs(""), &newer, "that of the running image cannot be read; --allow-older");
-        for version in ["0.2.0", ""] {
-            let mut facts = facts();
-            runs(version)(&mut facts);
-            admit(&facts, &newer, true).unwrap();
-        }
-    }
-
-    #[test]
-    fn update_sets_no_option_of_the_node() {
-        let options = |text: &str| manifest("options quiet", &format!("options quiet {text}"));
-        check(|_| {}, &options("kedge.slot=good"), "options set \"kedge.slot=good\", which is this node's");
-        check(|_| {}, &options("kedge.demands="), "options set \"kedge.demands=\"");
-        check(|_| {}, &options("root=PARTLABEL=root-a"), "options set \"root=PARTLABEL=root-a\"");
-        check(|_| {}, &options("rootfstype=squashfs"), "a b /dev/vda3 13");
-        let title = manifest("version 2", "version 2 kedge.slot=good");
-        check(|_| {}, &title, "the manifest's version is \"2 kedge.slot=good\"");
+        entered("contact,state", " kedge.by=hand", " kedge.demands=state,contact");
+        entered("", "", "");
     }
 
     #[test]

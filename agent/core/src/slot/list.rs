@@ -30,6 +30,10 @@ pub enum Step {
     Remove(String),
     /// Add an entry with this name and text; the text is on the disk before the name is.
     Enter(String, String),
+    /// Remove a file of the EFI partition, if it exists.
+    Drop(String),
+    /// Write a small file of the EFI partition; the content is on the disk before the name is.
+    Put(String, Vec<u8>),
     /// Write the next bytes of the update to their place, read them from the disk, and compare.
     Copy(Part),
 }
