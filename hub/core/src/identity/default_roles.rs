@@ -283,7 +283,7 @@ fn fleet_view_rules() -> Vec<Value> {
         rule(&["coordination.k8s.io"], &["leases"], READ),
         rule(&["fleet.kedge.dev"], &["configrollouts"], READ),
         rule(&["metrics.k8s.io"], &["nodes", "pods"], READ),
-        paths(&["/kedge/nodes", "/kedge/rollouts/*"]),
+        paths(&["/fleet", "/fleet/*", "/kedge/nodes", "/kedge/rollouts/*"]),
     ]
 }
 

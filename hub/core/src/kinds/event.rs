@@ -72,6 +72,10 @@ pub(super) static VIEW_SELECTABLE: &[Selectable] = &[
 
 /// Position of `involvedObject.name` among the selectable fields.
 pub const NAME_FIELD: usize = 2;
+/// Position of `type`.
+pub const TYPE_FIELD: usize = 9;
+/// Position of `involvedObject.kind`.
+pub const KIND_FIELD: usize = 0;
 pub(super) const INDEXED: &[usize] = &[NAME_FIELD];
 
 /// An event about a Node is charged to that node, any other to the node that reports it. `identity` lets a

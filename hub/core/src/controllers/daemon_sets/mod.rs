@@ -47,7 +47,7 @@ pub(crate) use rollout::complaints;
 use rollout::{Failures, Judge, Settings, Verdict};
 use telling::{Deed, Telling};
 use update::{Plan, Pod, Proven, Strategy, Wanted};
-pub use view::view;
+pub use view::{phase, view};
 use words::{GENERATION, PAUSED};
 
 static INPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &NODE];

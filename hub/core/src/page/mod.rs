@@ -1,0 +1,24 @@
+//! The pages of the fleet: `/fleet`, its lists, nodes and rollouts, as HTML.
+//!
+//! Owns: what each page says, and in which order. Always holds: a page is a function of what is handed in; it
+//! has no script, no form and nothing from elsewhere; a part that its reader may not read is left out, not
+//! empty; every table is cut at a named number of rows and says how many it leaves out; each number leads to
+//! the list that it counts, and shows how kubectl counts it. Left to others: who may read what, and the
+//! headers (`kedge-hub`), the numbers ([`crate::state::fleet`]).
+
+mod commands;
+mod frame;
+mod html;
+mod lists;
+mod node;
+mod overview;
+mod picture;
+mod rollout;
+mod sees;
+
+pub use frame::{Frame, STYLE};
+pub use lists::{Listed, MOST_LISTED, list};
+pub use node::{MOST_EVENTS, MOST_PODS, Shown, node};
+pub use overview::{Fact, Numbers, Overview, overview};
+pub use rollout::{Rollout, rollout};
+pub use sees::Sees;
