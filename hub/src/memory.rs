@@ -14,13 +14,15 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use kedge_hub_core::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE};
 use kedge_hub_core::kinds::rbac::is_of_rights;
-use kedge_hub_core::kinds::{CONFIG_MAP, Kind};
+use kedge_hub_core::kinds::{CONFIG_MAP, CREDENTIAL, EVENT, Kind, NODE, POD};
 use kedge_hub_core::loans::{Borrower, Loan};
 use kedge_hub_core::object::{Event, Object, Reference};
 use kedge_hub_core::selector::Selection;
+use kedge_hub_core::state::fleet::{Fleet, Note};
 use kedge_hub_core::state::{
     Changed, Desired, Index, KINDS_OF_RIGHTS, Leases, Page, Query, Require, Rights, Seen, Sink, Start,
     TooOld, WatchId, WatchRefused,
@@ -265,6 +267,7 @@ enum Part {
     Index,
     Desired,
     Rights,
+    Fleet,
     Leases,
 }
 
@@ -337,6 +340,9 @@ pub struct Memory {
     rights: RwLock<Rights>,
     /// Counts the changes of `rights`: a watch or session that began at an older count is judged again.
     rights_changes: AtomicU64,
+    /// Changed after the index, and held only for the time of one change or one page's numbers.
+    fleet: RwLock<Fleet>,
+    begun: Instant,
     /// The revision of the deny list, 0 without one: every request reads it, and a renewal must not wait for
     /// readers of other objects.
     deny_list: AtomicU64,
@@ -353,12 +359,21 @@ impl Memory {
                 rights.change(kind, &object, true);
             }
         }
+        let mut fleet = Fleet::default();
+        for kind in [&NODE, &POD, &EVENT, &CREDENTIAL] {
+            let all = index.list(kind, &Selection::default(), &Query::default());
+            for object in all.map(|page| page.objects).unwrap_or_default() {
+                fleet.restore(kind, &object);
+            }
+        }
         Memory {
             index: RwLock::new(index),
             leases: RwLock::new(leases),
             desired: RwLock::new(desired),
             rights: RwLock::new(rights),
             rights_changes: AtomicU64::new(0),
+            fleet: RwLock::new(fleet),
+            begun: Instant::now(),
             deny_list,
         }
     }
@@ -516,6 +531,8 @@ impl Memory {
 
     /// Makes durable changes visible, of all kinds but Leases: the writer's last step.
     pub fn publish(&self, changes: Vec<Changed>) {
+        // objects are parsed before any lock is held
+        let notes: Vec<Note> = changes.iter().filter_map(Note::of).collect();
         let mut index = self.write();
         for changed in &changes {
             self.desired_mut().note(changed);
@@ -523,6 +540,19 @@ impl Memory {
             self.note_rights(changed);
         }
         index.publish(changes);
+        drop(index);
+        if !notes.is_empty() {
+            let now = self.begun.elapsed();
+            let mut fleet =
+                Locked::new(Part::Fleet, || self.fleet.write().unwrap_or_else(PoisonError::into_inner));
+            notes.into_iter().for_each(|note| fleet.apply(note, now));
+        }
+    }
+
+    /// Passes the fleet's numbers, and the time since the start, to `look`, which must not ask this memory.
+    pub fn with_fleet<T>(&self, look: impl FnOnce(&Fleet, Duration) -> T) -> T {
+        let fleet = || self.fleet.read().unwrap_or_else(PoisonError::into_inner);
+        look(&Locked::new(Part::Fleet, fleet), self.begun.elapsed())
     }
 
     fn note_rights(&self, Changed { kind, event, .. }: &Changed) {

@@ -58,6 +58,7 @@ impl Act {
             | Route::Metrics
             | Route::OpenIdConfiguration
             | Route::OpenIdKeys
+            | Route::Fleet(_)
             | Route::Nodes
             | Route::Authorities
             | Route::Denials

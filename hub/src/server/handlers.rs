@@ -26,8 +26,8 @@ use super::respond::{self, Body};
 use super::route::{self, AccessVerb, Route, Target};
 use super::shared::Server;
 use super::{
-    authorities, calls, discovery, health, node_access, node_streams, openapi, pod_proxy, renewals, reviews,
-    steps, subresources, tokens, usage, watch,
+    authorities, calls, discovery, fleet, health, node_access, node_streams, openapi, pod_proxy, renewals,
+    reviews, steps, subresources, tokens, usage, watch,
 };
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
@@ -182,6 +182,10 @@ async fn answer(
             };
             audit(&context, "update", &target, &mut outcome);
             outcome
+        }
+        Route::Fleet(place) => {
+            authorize_path(&context)?;
+            fleet::answer(&context, &place).await
         }
         route => {
             // all other paths are authorized as such, before it shows which of them exist
@@ -389,6 +393,7 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         | Route::DenialLift { .. }
         | Route::NodeProxy { .. }
         | Route::PodProxy { .. }
+        | Route::Fleet(_)
         | Route::Usage(_)
         | Route::Call { .. }
         | Route::Unserved(_)

@@ -8,6 +8,7 @@ use kedge_api::{HUB_VERSION_MARK, KUBERNETES_VERSION};
 use serde_json::json;
 
 use super::context::RequestContext;
+use super::fleet::numbers;
 use super::limits::Resource;
 use super::respond::{self, Body};
 use super::shared::Server;
@@ -32,7 +33,7 @@ pub(super) fn version() -> Response<Body> {
 }
 
 /// One line of a health answer: its name, and the reason if it fails.
-type Check = (&'static str, Option<String>);
+pub(super) type Check = (&'static str, Option<String>);
 
 /// The checks that a restart could mend: so `/livez` and `/healthz` do not depend on the disk.
 fn living(server: &Server) -> Vec<Check> {
@@ -41,7 +42,7 @@ fn living(server: &Server) -> Vec<Check> {
 }
 
 /// The checks that every request can be served. The reasons contain no paths, because anybody may read them.
-fn serving(server: &Server) -> Vec<Check> {
+pub(super) fn serving(server: &Server) -> Vec<Check> {
     let health = server.hub.writer().health();
     let writable = health.failing().map(|(failing, since)| {
         format!("{}: since {} s, {}", failing.sort.name(), since.as_secs(), failing.consequence())
@@ -233,5 +234,6 @@ pub(super) fn metrics(server: &Server) -> Response<Body> {
         "Time spent in commits.",
         &one(read(&store.commit_micros)),
     );
+    numbers::metrics(&server.hub, &mut text);
     respond::bytes(200, "text/plain; version=0.0.4", text)
 }

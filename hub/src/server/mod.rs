@@ -23,6 +23,7 @@ mod detached_watch;
 mod discovery;
 mod ending;
 mod finish;
+mod fleet;
 mod guesses;
 mod handlers;
 mod handshakes;

@@ -91,7 +91,7 @@ pub(super) fn list(context: &RequestContext<'_>) -> Response<Body> {
 }
 
 /// The requests that wait for a person, by node: the name of one, and why.
-fn waiting(hub: &Hub) -> BTreeMap<String, Value> {
+pub(super) fn waiting(hub: &Hub) -> BTreeMap<String, Value> {
     let of_node = |request: &Value| {
         let status = &request["status"];
         let is_decided =

@@ -37,6 +37,11 @@ impl Parameters {
         self.0.iter().find(|(known, _)| known == key).map_or("", |(_, value)| value)
     }
 
+    /// Names and values of all parameters, in order.
+    pub(super) fn pairs(&self) -> &[(String, String)] {
+        &self.0
+    }
+
     /// All values of a parameter that may be repeated.
     pub(super) fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.0.iter().filter(move |(known, _)| known == key).map(|(_, value)| value.as_str())

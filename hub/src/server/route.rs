@@ -2,6 +2,8 @@
 
 use kedge_hub_core::kinds::{self, Kind};
 
+use super::fleet::place::Place;
+
 /// Longest path; names are at most 253 bytes each.
 const MAX_PATH_BYTES: usize = 2048;
 
@@ -50,6 +52,8 @@ pub(super) enum Route {
     OpenIdConfiguration,
     /// `/openid/v1/jwks`: its keys.
     OpenIdKeys,
+    /// `/fleet` and below: a page for people.
+    Fleet(Place),
     /// `/kedge/nodes`: the nodes and their credentials.
     Nodes,
     /// `/kedge/authorities`: the certificate authorities, and which nodes trust them.
@@ -166,6 +170,7 @@ pub(super) fn parse(path: &str) -> Route {
         ["metrics"] => Route::Metrics,
         [".well-known", "openid-configuration"] => Route::OpenIdConfiguration,
         ["openid", "v1", "jwks"] => Route::OpenIdKeys,
+        ["fleet", page @ ..] => Place::parse(page).map_or(Route::Unknown, Route::Fleet),
         ["kedge", "nodes"] => Route::Nodes,
         ["kedge", "authorities"] => Route::Authorities,
         ["kedge", "rollouts", namespace, name] => {
@@ -346,6 +351,14 @@ mod tests {
         );
         check("/api/v1/namespaces/a/bindings", "Bindings(\"a\")");
         check("/api/v1/bindings", "Unknown");
+        check("/fleet", "Fleet(Overview)");
+        check("/fleet/", "Fleet(Overview)");
+        check("/fleet/nodes", "Fleet(Nodes)");
+        check("/fleet/nodes/a", "Fleet(Node(\"a\"))");
+        check("/fleet/rollouts/n/a", "Fleet(Rollout { namespace: \"n\", name: \"a\" })");
+        check("/fleet/rollouts/a", "Fleet(ConfigRollout(\"a\"))");
+        check("/fleet/nodes/a/b", "Unknown");
+        check("/fleet/x", "Unknown");
         check(
             "/api/v1/nodes/a/proxy/stats/summary",
             "NodeProxy { node: \"a\", path: [\"stats\", \"summary\"] }",

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::fleet::cache::Pages;
 use super::guesses::Guesses;
 use super::handshakes::Handshakes;
 use super::large::Large;
@@ -34,6 +35,7 @@ pub(crate) struct Server {
     pub(super) usages: NodeUsages,
     pub(super) holders: Holders,
     pub(super) machines: AllMachines,
+    pub(super) pages: Pages,
 }
 
 impl Server {
@@ -50,6 +52,7 @@ impl Server {
             usages: NodeUsages::default(),
             holders: Holders::default(),
             machines: AllMachines::default(),
+            pages: Pages::default(),
         }
     }
 }

@@ -14,6 +14,7 @@ mod bootstrap;
 mod calls;
 mod desired;
 mod events;
+mod fleet;
 mod garbled;
 mod identity;
 mod kinds;

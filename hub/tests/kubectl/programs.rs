@@ -39,6 +39,15 @@ pub(crate) fn with_newest_kubectl(test: impl Fn(&Hub, &Kubectl)) {
     with(VERSIONS[VERSIONS.len() - 1], &test);
 }
 
+/// Runs a test with every available kubectl and hubs that call no node silent meanwhile.
+pub(crate) fn with_patient_hubs(test: impl Fn(&Hub, &Kubectl)) {
+    for version in VERSIONS {
+        let Some(program) = find(version) else { continue };
+        let hub = Hub::with(&["--node-monitor-grace-period", "1h"]);
+        test(&hub, &hub.kubectl(version, program));
+    }
+}
+
 fn with(version: &'static str, test: &impl Fn(&Hub, &Kubectl)) {
     let Some(program) = find(version) else { return };
     let hub = Hub::new();
@@ -115,6 +124,21 @@ impl Kubectl {
         command.env("GOGC", "off");
         command.current_dir(&self.home);
         command
+    }
+
+    /// The process of a command line, not started.
+    pub(crate) fn process(&self, line: &str) -> Command {
+        self.command(line)
+    }
+
+    /// Runs a line in a shell, in which `kubectl` is this one.
+    pub(crate) fn shell(&self, line: &str) -> Outcome {
+        let function =
+            "kubectl() { \"$KUBECTL\" --kubeconfig \"$KUBECONFIG\" --cache-dir \"$HOME/cache\" \"$@\"; }";
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(format!("{function}\n{line}")).env("HOME", &self.home);
+        command.env("KUBECTL", &self.program).env("KUBECONFIG", &self.kubeconfig).env("GOGC", "off");
+        run(command, "")
     }
 
     /// Runs a command line (words in single quotes stay together) with an editor in the environment.

@@ -42,6 +42,10 @@ const FLEET_KIB: f64 = 150.0 * 1024.0;
 const WATCH_KIB: f64 = 22.0;
 /// Nodes differ in little more than their names.
 const GZIP_SHARE: f64 = 0.1;
+/// Pages of the fleet, each made anew.
+const PAGES: usize = 50;
+const PAGE_MS: f64 = 10.0;
+const PAGE_BYTES: usize = 64 * 1024;
 
 /// See the module.
 pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
@@ -59,6 +63,7 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
     figures.extend(watching(&setup, &process)?);
     figures.extend(writing(&setup, &process)?);
     figures.extend(full(&setup, &process)?);
+    figures.extend(page(&setup)?);
     figures.extend(flash(&setup, pid)?);
     figures.push(restart(&mut setup)?);
     Ok(figures)
@@ -177,6 +182,28 @@ fn full(setup: &Setup, process: &Process) -> Result<Vec<Figure>, RigError> {
             format!("{:.1} MiB over TLS, whole", bytes as f64 / f64::from(1 << 20)),
         ),
         compressed(&mut connection, &answer.body)?,
+    ])
+}
+
+/// The page for people. Each one has another query, so none comes from the hub's cache.
+fn page(setup: &Setup) -> Result<Vec<Figure>, RigError> {
+    let mut connection = setup.connect()?;
+    let (mut took, mut bytes) = (Vec::new(), 0);
+    for number in 0..PAGES {
+        let (begun, path) = (Instant::now(), format!("/fleet?still={number}"));
+        let answer = connection.request("GET", &path, "", b"").map_err(io("read the page"))?;
+        took.push(begun.elapsed().as_secs_f64() * 1000.0);
+        bytes = answer.body.len();
+        if answer.status != 200 {
+            return Err(other("the page of the fleet was refused"));
+        }
+    }
+    let how = format!("p50 of {PAGES}, the slowest {:.1} ms; made anew, over TLS", quantile(&took, 1.0));
+    Ok(vec![
+        Figure::new("hub: page of 5,000 nodes", quantile(&took, 0.5), "ms", how)
+            .with_goal(Goal::AtMost(PAGE_MS)),
+        Figure::new("hub: bytes of that page", bytes as f64, "B", "uncompressed")
+            .with_goal(Goal::AtMost(PAGE_BYTES as f64)),
     ])
 }
 
