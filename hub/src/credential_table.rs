@@ -28,7 +28,7 @@ pub(crate) async fn note(hub: &Hub, node: &str, newest: &Newest) -> Result<(), A
     let place = (&CREDENTIAL, "", node);
     if hub.get(place.0, place.1, place.2).is_none() {
         let mut value = json!({"metadata": {"name": node}});
-        Record { newest: Some(newest.clone()), pending: String::new() }.write(&mut value);
+        Record { newest: Some(newest.clone()), ..Record::default() }.write(&mut value);
         match hub.create(&CREDENTIAL, value).await {
             Err(error) if error.reason == "AlreadyExists" => {}
             outcome => return outcome.map(drop),

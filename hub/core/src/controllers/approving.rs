@@ -7,7 +7,8 @@
 //! Always holds: of two keys that ask for one name by bootstrap tokens only the first is approved. It uses
 //! its token once, however often the hub is killed in between. For that the key is reserved in the table of
 //! credentials first, then the use is counted, then the request is approved; each step may be repeated
-//! without effect. An expired node is approved for the key of its newest credential alone. A request that
+//! without effect. A reservation ends with its token: once all uses went to others it holds no name. What a
+//! person approves uses the token, too. An expired node is approved for the key of its newest credential alone. A request that
 //! waits for a person has the condition [`AWAITING`] with the reason. Left to others: the right to make a request
 //! (`identity`), signing (`certificates`).
 
@@ -23,7 +24,7 @@ use super::record::{About, What, event};
 use crate::api_error::ApiError;
 use crate::identity::bootstrap_token::{self, BootstrapToken};
 use crate::identity::certificate_request::Request;
-use crate::identity::credential::{Newest, Record, key_id};
+use crate::identity::credential::{Newest, Payment, Record, key_id};
 use crate::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE, DenyList};
 use crate::identity::{EXPIRED_SINCE, ISSUE_NUMBER, Identity, PUBLIC_KEY};
 use crate::kinds::{CERTIFICATE_REQUEST, CONFIG_MAP, CREDENTIAL, EVENT, Kind, NODE, SECRET, schema};
@@ -120,7 +121,7 @@ static ROWS: &[Row] = &[
         reason: "KeyOfDenied",
         by: &[By::Token],
         when: |case| {
-            case.newest_is_denied && case.newest.as_ref().is_some_and(|newest| newest.key == case.key)
+            case.newest_is_denied && case.record.newest.as_ref().is_some_and(|newest| newest.key == case.key)
         },
         answer: Answer::Person,
         tells: true,
@@ -129,7 +130,7 @@ static ROWS: &[Row] = &[
     Row {
         reason: "SameKey",
         by: &[By::Token],
-        when: |case| case.newest.as_ref().is_some_and(|newest| newest.key == case.key),
+        when: |case| case.record.newest.as_ref().is_some_and(|newest| newest.key == case.key),
         answer: Answer::Approve,
         tells: false,
         message: "the newest certificate of the node is of the same key",
@@ -138,7 +139,8 @@ static ROWS: &[Row] = &[
         reason: "NameTaken",
         by: &[By::Token],
         when: |case| {
-            let other_waits = !case.pending.is_empty() && case.pending != case.key;
+            let is_reserved = !case.record.pending.is_empty() && !case.is_void;
+            let other_waits = is_reserved && case.record.pending != case.key;
             other_waits || case.newest_lives || case.registered.is_some()
         },
         answer: Answer::Person,
@@ -241,12 +243,14 @@ struct Case {
     /// Whether the requester may ask for this name: its own, or one that the token covers.
     may_have_the_name: bool,
     token: Option<Token>,
-    /// The node's newest credential; then whether it counts now.
-    newest: Option<Newest>,
+    /// The node's newest credential, and the key for which its name is reserved.
+    record: Record,
+    /// The reservation relies on a token that was used for others.
+    is_void: bool,
+    /// The newest credential counts now.
     newest_lives: bool,
     /// The newest credential is denied.
     newest_is_denied: bool,
-    pending: String,
     /// The UID of its Node.
     registered: Option<String>,
     /// The requester's certificate is the node's newest one.
@@ -263,6 +267,7 @@ struct Case {
 /// The bootstrap token of a requester.
 #[derive(Debug)]
 struct Token {
+    id: String,
     name: String,
     revision: u64,
     approves: bool,
@@ -303,6 +308,8 @@ pub enum Purpose {
     Approve(Asked),
     /// Show that it waits for a person.
     Mark(Asked),
+    /// Use the token for the request of this name, which a person has approved.
+    Count(String),
     Tell(String),
 }
 
@@ -346,7 +353,13 @@ impl Controller for Approving {
             && let Some(name) = self.queue.pop_first()
         {
             let Some(object) = world.get(&CERTIFICATE_REQUEST, "", &name) else { continue };
-            let Some((request, case)) = self.case(world, &object, &denied, now) else { continue };
+            let Some((request, case)) = self.case(world, &object, &denied, now) else {
+                if let Some(task) = counted(world, &object) {
+                    judged += 1;
+                    decision.tasks.push(task);
+                }
+                continue;
+            };
             judged += 1;
             // of two requests for one name the second is judged when the first is reserved
             if !reserved.insert(case.node.clone()) {
@@ -364,7 +377,11 @@ impl Controller for Approving {
 
     fn performed(&mut self, purpose: Purpose, outcome: Result<Done, ApiError>, _: Now) -> Vec<Task<Purpose>> {
         let asked = match (purpose, outcome) {
-            (Purpose::Reserve(asked), Ok(Done::Stored(_, true))) => return vec![use_token(asked)],
+            (Purpose::Reserve(mut asked), Ok(Done::Stored(record, true))) => {
+                // as long as it is reserved for this request
+                asked.relies_on.push(unchanged(&CREDENTIAL, "", &asked.node, Some(record.revision)));
+                return vec![use_token(asked)];
+            }
             (Purpose::Use(asked), Ok(Done::Stored(_, true))) => return vec![approve(asked)],
             (Purpose::Approve(asked), Ok(Done::Stored(_, true))) => {
                 if asked.event.is_some() {
@@ -387,6 +404,15 @@ impl Controller for Approving {
                 return Vec::new();
             }
             (Purpose::Tell(_), Ok(_)) => return Vec::new(),
+            (Purpose::Count(_), Ok(_)) => return Vec::new(),
+            (Purpose::Count(name), Err(error)) => {
+                // the next sweep tries again
+                if error.code != 404 {
+                    let line = format!("cannot count the use of a token by request {name}: {error}");
+                    self.log.push((Level::Warning, line));
+                }
+                return Vec::new();
+            }
             // something changed meanwhile: judged anew
             (Purpose::Reserve(asked) | Purpose::Use(asked) | Purpose::Approve(asked), Ok(_)) => asked,
             (Purpose::Mark(_), Ok(_)) => return Vec::new(),
@@ -439,7 +465,7 @@ impl Approving {
         let node = asked.common_name.strip_prefix(NODE_USER_PREFIX)?.to_owned();
         let record = world.get(&CREDENTIAL, "", &node);
         let registered = world.get(&NODE, "", &node);
-        let relies_on = vec![
+        let mut relies_on = vec![
             is_denied_so.clone(),
             unchanged(&CREDENTIAL, "", &node, record.as_ref().map(|found| found.revision)),
             unchanged(&NODE, "", &node, registered.as_ref().map(|found| found.revision)),
@@ -471,8 +497,14 @@ impl Approving {
         let key = key_id(&asked.public_key);
         let since = fact(EXPIRED_SINCE).parse().unwrap_or(0);
         let (own_key, issue) = (fact(PUBLIC_KEY), fact(ISSUE_NUMBER).parse::<u64>().unwrap_or(0));
-        let newest = record.newest;
-        let is_newest = newest.as_ref().is_some_and(|newest| newest.key == own_key && newest.issue == issue);
+        let key_is_other = !record.pending.is_empty() && record.pending != key;
+        let (is_void, payer) = match key_is_other {
+            true => void(world, &record.payment),
+            false => (false, None),
+        };
+        relies_on.extend(payer);
+        let newest = record.newest.as_ref();
+        let is_newest = newest.is_some_and(|newest| newest.key == own_key && newest.issue == issue);
         let case = Case {
             by,
             denied: denied.signing_refusal(&asked.common_name).is_some()
@@ -482,16 +514,17 @@ impl Approving {
                 (None, own) => own == Some(node.as_str()),
             },
             token: token.zip(secret).map(|(token, secret)| Token {
+                id: token.id.clone(),
                 name: secret.name.to_string(),
                 revision: secret.revision,
                 approves: token.approves(&node),
                 spent: token.is_spent() && !token.has_admitted(&node, &asked.public_key),
                 counts: token.uses.is_some() && !token.has_admitted(&node, &asked.public_key),
             }),
-            newest_lives: newest.as_ref().is_some_and(|newest| lives(newest, &node, denied, now.wall)),
-            newest_is_denied: newest.as_ref().is_some_and(|newest| is_denied(newest, &node, denied)),
-            newest,
-            pending: record.pending,
+            newest_lives: newest.is_some_and(|newest| lives(newest, &node, denied, now.wall)),
+            newest_is_denied: newest.is_some_and(|newest| is_denied(newest, &node, denied)),
+            is_void,
+            record,
             registered: registered.map(|found| found.uid.to_string()),
             is_newest,
             own_key,
@@ -505,6 +538,47 @@ impl Approving {
         };
         Some((request, case))
     }
+}
+
+/// Whether a reservation holds no name, because its token was used for others; and what that relies on. One
+/// whose token is gone holds it: the use may have been counted before.
+fn void(world: &dyn World, payment: &Payment) -> (bool, Option<Require>) {
+    let name = bootstrap_token::secret_name(&payment.token);
+    let Some(secret) = world.get(&SECRET, bootstrap_token::NAMESPACE, &name) else { return (false, None) };
+    let token = BootstrapToken::from_secret(&secret.value());
+    let is_void = token.is_some_and(|token| token.is_spent() && !token.has_paid(&payment.admission));
+    (is_void, Some(unchanged(&SECRET, bootstrap_token::NAMESPACE, &name, Some(secret.revision))))
+}
+
+/// The use of a token by a request that a person has approved.
+fn counted(world: &dyn World, object: &Object) -> Option<Task<Purpose>> {
+    let request = object.value();
+    let approval = condition(&request["status"], "Approved")?;
+    let by_itself = |row: &Row| row.answer == Answer::Approve && approval["reason"] == row.reason;
+    let groups = at(&request, &["spec", "groups"]).and_then(Value::as_array)?;
+    if object.terminating
+        || text(&request, &["spec", "signerName"]) != NODE_SIGNER
+        || ROWS.iter().any(by_itself)
+        || !groups.iter().any(|group| group == BOOTSTRAP_GROUP)
+    {
+        return None;
+    }
+    let id = bootstrap_token::of_user(text(&request, &["spec", "username"]))?;
+    let name = bootstrap_token::secret_name(id);
+    let secret = world.get(&SECRET, bootstrap_token::NAMESPACE, &name)?;
+    let token = BootstrapToken::from_secret(&secret.value())?;
+    // one that is used up has nothing to count
+    token.uses.filter(|uses| *uses > 0)?;
+    let asked = Request::from_pem(&schema::base64_decode(text(&request, &["spec", "request"]))?).ok()?;
+    let node = asked.common_name.strip_prefix(NODE_USER_PREFIX)?.to_owned();
+    let key = asked.public_key;
+    if token.has_admitted(&node, &key) || !token.covers(&node) {
+        return None;
+    }
+    let edit: Edit = Box::new(move |secret, _| bootstrap_token::spend(secret, &node, &key));
+    let namespace = bootstrap_token::NAMESPACE.to_owned();
+    let action = Action::Update { kind: &SECRET, namespace, name, edit, requires: Vec::new() };
+    Some(Task { purpose: Purpose::Count(object.name.to_string()), action })
 }
 
 fn unchanged(kind: &'static Kind, namespace: &str, name: &str, revision: Option<u64>) -> Require {
@@ -570,15 +644,17 @@ fn answer(object: &Object, request: &Value, case: Case, now: Now) -> Option<Task
                     Some(token.revision),
                 )),
             }
-            Some(reserve(asked, case.newest, &case.pending))
+            let admission = bootstrap_token::admission(&asked.node, &asked.public_key);
+            Some(reserve(asked, case.record, Payment { token: token.id, admission }))
         }
         (Answer::Approve | Answer::Admit, _) => Some(approve(asked)),
     }
 }
 
-/// Reserves the name for the key of the request.
-fn reserve(mut asked: Asked, newest: Option<Newest>, pending: &str) -> Task<Purpose> {
-    if pending == asked.key {
+/// Reserves the name for the key of the request, and notes what pays for it.
+fn reserve(mut asked: Asked, before: Record, payment: Payment) -> Task<Purpose> {
+    let record = Record { newest: before.newest.clone(), pending: asked.key.clone(), payment };
+    if before == record {
         return use_token(asked);
     }
     let is_record = |require: &Require| matches!(require, Require::Unchanged { kind, .. } if kind.kind == CREDENTIAL.kind);
@@ -586,13 +662,11 @@ fn reserve(mut asked: Asked, newest: Option<Newest>, pending: &str) -> Task<Purp
         .relies_on
         .iter()
         .any(|require| is_record(require) && matches!(require, Require::Unchanged { revision: Some(_), .. }));
-    let record = Record { newest, pending: asked.key.clone() };
     // this write changes the record itself
     let requires: Vec<Require> =
         asked.relies_on.iter().filter(|require| !is_record(require)).cloned().collect();
     asked.relies_on = requires.clone();
     let action = if known {
-        let before = Record { pending: pending.to_owned(), ..record.clone() };
         let edit: Edit = Box::new(move |found, _| {
             let is_meant = Record::read(found) == before;
             if is_meant {
@@ -691,16 +765,17 @@ mod tests {
             denied: false,
             may_have_the_name: true,
             token: Some(Token {
+                id: String::new(),
                 name: String::new(),
                 revision: 1,
                 approves: true,
                 spent: false,
                 counts: true,
             }),
-            newest: None,
+            record: Record::default(),
+            is_void: false,
             newest_lives: false,
             newest_is_denied: false,
-            pending: String::new(),
             registered: None,
             is_newest: true,
             own_key: "k1".to_owned(),
@@ -713,7 +788,11 @@ mod tests {
     /// Each row by its name, with a case that it decides.
     #[test]
     fn each_row_decides_its_case() {
-        let newest = |key: &str| Some(Newest { issue: 7, not_after: i64::MAX, key: key.to_owned() });
+        let newest = |key: &str| Record {
+            newest: Some(Newest { issue: 7, not_after: i64::MAX, key: key.to_owned() }),
+            ..Record::default()
+        };
+        let pending = |key: &str| Record { pending: key.to_owned(), ..Record::default() };
         let token = |change: &dyn Fn(&mut Token)| {
             let mut case = case(By::Token);
             case.token.iter_mut().for_each(change);
@@ -721,7 +800,7 @@ mod tests {
         };
         let here = || Some("uid".to_owned());
         let returning = |change: &dyn Fn(&mut Case)| {
-            let mut case = Case { newest: newest("k1"), registered: here(), ..case(By::Expired) };
+            let mut case = Case { record: newest("k1"), registered: here(), ..case(By::Expired) };
             change(&mut case);
             case
         };
@@ -735,25 +814,25 @@ mod tests {
             (Case { may_have_the_name: false, ..case(By::Live) }, "OtherName", Answer::Person, false),
             (Case { may_have_the_name: false, ..case(By::Expired) }, "OtherName", Answer::Person, false),
             (
-                Case { newest: newest("k1"), newest_is_denied: true, ..token(&|token| token.spent = true) },
+                Case { record: newest("k1"), newest_is_denied: true, ..token(&|token| token.spent = true) },
                 "KeyOfDenied",
                 Answer::Person,
                 true,
             ),
             // the device that takes the place of a denied one
             (
-                Case { newest: newest("k0"), newest_is_denied: true, ..case(By::Token) },
+                Case { record: newest("k0"), newest_is_denied: true, ..case(By::Token) },
                 "Joins",
                 Answer::Admit,
                 false,
             ),
             (case(By::Token), "Joins", Answer::Admit, false),
-            (Case { pending: "k1".to_owned(), ..case(By::Token) }, "Joins", Answer::Admit, false),
+            (Case { record: pending("k1"), ..case(By::Token) }, "Joins", Answer::Admit, false),
             // of a credential that has expired, and a Node that was deleted
-            (Case { newest: newest("k0"), ..case(By::Token) }, "Joins", Answer::Admit, false),
+            (Case { record: newest("k0"), ..case(By::Token) }, "Joins", Answer::Admit, false),
             (
                 Case {
-                    newest: newest("k1"),
+                    record: newest("k1"),
                     newest_lives: true,
                     registered: here(),
                     ..token(&|token| token.spent = true)
@@ -763,15 +842,16 @@ mod tests {
                 false,
             ),
             (
-                Case { newest: newest("k0"), newest_lives: true, ..case(By::Token) },
+                Case { record: newest("k0"), newest_lives: true, ..case(By::Token) },
                 "NameTaken",
                 Answer::Person,
                 true,
             ),
             (Case { registered: here(), ..case(By::Token) }, "NameTaken", Answer::Person, true),
-            (Case { pending: "k0".to_owned(), ..case(By::Token) }, "NameTaken", Answer::Person, true),
+            (Case { record: pending("k0"), ..case(By::Token) }, "NameTaken", Answer::Person, true),
+            (Case { record: pending("k0"), is_void: true, ..case(By::Token) }, "Joins", Answer::Admit, false),
             (
-                Case { pending: "k0".to_owned(), registered: here(), ..case(By::Token) },
+                Case { record: pending("k0"), registered: here(), ..case(By::Token) },
                 "NameTaken",
                 Answer::Person,
                 true,
@@ -779,7 +859,7 @@ mod tests {
             (token(&|token| token.spent = true), "TokenSpent", Answer::Person, false),
             (token(&|token| token.approves = false), "TokenNeedsPerson", Answer::Person, false),
             (
-                Case { newest: newest("k0"), newest_lives: true, registered: here(), ..case(By::Live) },
+                Case { record: newest("k0"), newest_lives: true, registered: here(), ..case(By::Live) },
                 "Renews",
                 Answer::Approve,
                 false,

@@ -215,7 +215,12 @@ impl BootstrapToken {
     /// Whether a request for this node with this key (DER of its `SubjectPublicKeyInfo`) has used the token:
     /// its repetition uses nothing.
     pub fn has_admitted(&self, node: &str, public_key: &[u8]) -> bool {
-        self.admitted.contains(&admission(node, public_key))
+        self.has_paid(&admission(node, public_key))
+    }
+
+    /// Whether the token has this record of a use ([`admission`]).
+    pub(crate) fn has_paid(&self, admission: &str) -> bool {
+        self.admitted.iter().any(|known| known == admission)
     }
 
     /// The identity of a caller with this token.
@@ -279,7 +284,7 @@ pub fn spend(secret: &mut Value, node: &str, public_key: &[u8]) -> bool {
 }
 
 /// The record of one use: half of a digest, because a token may be used for many nodes.
-fn admission(node: &str, public_key: &[u8]) -> String {
+pub(crate) fn admission(node: &str, public_key: &[u8]) -> String {
     let mut all = digest::Context::new(&digest::SHA256);
     // no name contains this byte, so no two pairs have the same text
     [node.as_bytes(), b"\0", public_key].into_iter().for_each(|part| all.update(part));

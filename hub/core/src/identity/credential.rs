@@ -17,6 +17,17 @@ pub struct Record {
     /// The id of the key ([`key_id`]) that a bootstrap token may get the first certificate for: of two
     /// requests for one name only the first is approved.
     pub pending: String,
+    /// What pays for that first certificate.
+    pub payment: Payment,
+}
+
+/// The use of a bootstrap token that a reservation of a name relies on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Payment {
+    /// The token's id; empty in a record of an older hub.
+    pub token: String,
+    /// The record of the use in the token (`bootstrap_token::admission`).
+    pub admission: String,
 }
 
 /// The newest credential of a node.
@@ -41,7 +52,8 @@ impl Record {
                 key: field("key").to_owned(),
             })
         };
-        Record { newest: newest(), pending: field("pending").to_owned() }
+        let payment = Payment { token: field("token").to_owned(), admission: field("admission").to_owned() };
+        Record { newest: newest(), pending: field("pending").to_owned(), payment }
     }
 
     /// Writes it into a stored record.
@@ -50,10 +62,26 @@ impl Record {
         if let Some(Newest { issue, not_after, key }) = &self.newest {
             data = json!({"issue": issue.to_string(), "notAfter": not_after.to_string(), "key": key});
         }
-        if !self.pending.is_empty() {
-            data["pending"] = self.pending.as_str().into();
+        let reservation = [
+            ("pending", &self.pending),
+            ("token", &self.payment.token),
+            ("admission", &self.payment.admission),
+        ];
+        for (name, text) in reservation {
+            if !text.is_empty() {
+                data[name] = text.as_str().into();
+            }
         }
         stored["data"] = data;
+    }
+
+    /// Takes in the record of another copy of the table: the newer credential counts. Returns whether that
+    /// changed it.
+    pub fn unite(&mut self, other: &Record) -> bool {
+        match &other.newest {
+            Some(newest) => self.take(newest.clone()),
+            None => false,
+        }
     }
 
     /// Takes in a credential, unless it is older than the newest one. Returns whether it did.
@@ -63,7 +91,7 @@ impl Record {
         if self.newest.as_ref().is_some_and(|known| order(known) >= order(&new)) {
             return false;
         }
-        *self = Record { newest: Some(new), pending: String::new() };
+        *self = Record { newest: Some(new), ..Record::default() };
         true
     }
 }
@@ -88,7 +116,8 @@ mod tests {
         for (newest, pending) in
             [(None, ""), (None, "0b"), (Some(newest(0, -1)), ""), (Some(newest(u64::MAX, i64::MAX)), "0b")]
         {
-            let record = Record { newest, pending: pending.to_owned() };
+            let payment = Payment { token: pending.to_owned(), admission: "x".repeat(pending.len()) };
+            let record = Record { newest, pending: pending.to_owned(), payment };
             record.write(&mut stored);
             assert_eq!(Record::read(&stored), record);
         }
@@ -100,9 +129,14 @@ mod tests {
     fn older_credential_takes_no_place() {
         let check = |new: (u64, i64), known: (u64, i64), expect: bool| {
             let known = Some(newest(known.0, known.1));
-            let mut record = Record { newest: known.clone(), pending: "0b".to_owned() };
+            let mut record = Record { newest: known.clone(), pending: "0b".to_owned(), ..Record::default() };
+            let mut united = record.clone();
+            let other = Record { newest: Some(newest(new.0, new.1)), ..Record::default() };
+            assert_eq!(united.unite(&other), expect);
             assert_eq!(record.take(newest(new.0, new.1)), expect, "{new:?} {known:?}");
             assert_eq!((record.newest == known, record.pending.is_empty()), (!expect, expect));
+            assert_eq!(united, record);
+            assert!(!united.unite(&Record::default()));
         };
         check((2, 10), (1, 99), true);
         check((1, 99), (2, 10), false);

@@ -122,7 +122,9 @@ fn token_joins_its_node_once() {
     let asked = stage.ask(&token, "a", &first);
     stage.run();
     assert_eq!((&*stage.shown(&asked), stage.uses(&secret)), ("Approved Joins", Some(0)));
-    assert_eq!(stage.record("a"), Record { newest: None, pending: id(&first) });
+    let record = stage.record("a");
+    assert_eq!((record.newest, record.pending), (None, id(&first)));
+    assert_eq!(token.bootstrap_token(), Some(&*record.payment.token));
     // the same key, before the certificate was signed and after that
     for round in 0..2 {
         let again = stage.ask(&token, "a", &first);
@@ -167,6 +169,68 @@ fn token_counts_each_node_and_stops_at_its_uses() {
     let asked = stage.ask(&token, "x", &key());
     stage.run();
     assert_eq!(stage.shown(&asked), "AwaitingApproval TokenNeedsPerson");
+}
+
+/// Whoever has a token for one machine asks for many names at once: it holds the one that it pays for.
+#[test]
+fn spent_token_holds_no_name_that_it_did_not_pay_for() {
+    let mut stage = Stage::new();
+    let (thief, _) = stage.token("edge-*", Some(1), true);
+    let names = ["edge-1", "edge-2", "edge-3"];
+    let asked = names.map(|name| stage.ask(&thief, name, &key()));
+    stage.run();
+    let shown = asked.clone().map(|name| stage.shown(&name));
+    let held = shown.iter().position(|shown| shown == "Approved Joins").unwrap();
+    assert_eq!(shown.iter().filter(|shown| *shown == "AwaitingApproval TokenSpent").count(), 2, "{shown:?}");
+    for (place, name) in names.iter().enumerate() {
+        let (token, _) = stage.token(name, Some(1), false);
+        let own = stage.ask(&token, name, &key());
+        stage.run();
+        let expect = if place == held { "AwaitingApproval NameTaken" } else { "Approved Joins" };
+        assert_eq!(stage.shown(&own), expect, "{name}");
+        // and the key of the first token gets it no more
+        stage.run();
+        if place != held {
+            assert_eq!(stage.shown(&asked[place]), "AwaitingApproval NameTaken", "{name}");
+        }
+    }
+}
+
+#[test]
+fn approval_by_a_person_uses_the_token() {
+    let mut stage = Stage::new();
+    let (token, secret) = stage.token("edge-*", Some(2), false);
+    let asked = ["edge-1", "edge-2", "edge-3"].map(|name| stage.ask(&token, name, &key()));
+    stage.run();
+    for (request, left) in asked.iter().zip([1, 0, 0]) {
+        let approval = json!({"type": "Approved", "status": "True", "reason": "Seen"});
+        stage.hub.edit(&CERTIFICATE_REQUEST, "", request, |found| {
+            found["status"]["conditions"] = json!([approval]);
+        });
+        for _ in 0..2 {
+            stage.run();
+            assert_eq!(stage.uses(&secret), Some(left), "{request}");
+        }
+    }
+    // one that needs no person is not counted here: the key has been paid for
+    let (token, secret) = stage.token("a", Some(5), false);
+    let own = key();
+    stage.ask(&token, "a", &own);
+    stage.run();
+    stage.issue("a", &own, 5, i64::MAX);
+    let again = stage.ask(&token, "a", &own);
+    stage.run();
+    assert_eq!((&*stage.shown(&again), stage.uses(&secret)), ("Approved SameKey", Some(4)));
+}
+
+/// Who may impersonate users takes on a token's name, without its group.
+#[test]
+fn name_of_a_token_without_its_group_is_no_token() {
+    let mut stage = Stage::new();
+    let (token, secret) = stage.token("a", Some(1), false);
+    let asked = stage.ask(&Identity::new(&token.user, &["system:authenticated"]), "a", &key());
+    stage.run();
+    assert_eq!((&*stage.shown(&asked), stage.uses(&secret)), ("AwaitingApproval NotByItself", Some(1)));
 }
 
 #[test]
