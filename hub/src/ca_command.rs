@@ -6,6 +6,7 @@
 //! from the hub's next start on. Left to others: the files (`pki`), the count of nodes
 //! (`server::authorities`).
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use crate::asking::{self, ask};
 use crate::audit::{ObjectRef, append_line};
 use crate::flags::{CaAct, CaCommand};
-use crate::pki::{self, Known, Step};
+use crate::pki::{self, Known, Role, Step};
 
 const RESTART: &str = "Restart the hub now, it takes this at its start (systemctl restart kedge-hub).";
 
@@ -55,6 +56,7 @@ pub async fn run(command: &CaCommand) -> Result<String, String> {
             let seen = Seen::ask(data_dir).await?;
             seen.has_opened(data_dir)?;
             seen.may_leave(leave, "do not trust the new authority yet")?;
+            seen.may_end(number, leave)?;
             step(data_dir, Step::Retire(number))?;
             Ok(format!(
                 "authority {number} is retired and its key erased. {RESTART}\n\
@@ -110,6 +112,8 @@ fn roles(disk: &[Known]) -> Vec<(u64, String)> {
 struct Seen {
     /// Number and role of each authority that it has opened.
     roles: Vec<(u64, String)>,
+    /// How many nodes have a certificate of each authority, and some of their names.
+    holders: BTreeMap<u64, (u64, Vec<String>)>,
     trusting: u64,
     behind: u64,
     forgotten: u64,
@@ -126,16 +130,23 @@ impl Seen {
     }
 
     fn read(answer: &Value) -> Seen {
-        let list = answer["authorities"].as_array().into_iter().flatten();
+        let list = || answer["authorities"].as_array().into_iter().flatten();
+        let number = |one: &Value| one["number"].as_u64().unwrap_or_default();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let texts = |value: &Value| value.as_array().into_iter().flatten().map(text).collect::<Vec<_>>();
+        let holders = |one: &Value| {
+            let found = &one["holders"];
+            (number(one), (found["count"].as_u64().unwrap_or_default(), texts(&found["names"])))
+        };
         let nodes = &answer["nodes"];
         let count = |name: &str| nodes[name].as_u64().unwrap_or_default();
         Seen {
-            roles: list.map(|one| (one["number"].as_u64().unwrap_or_default(), text(&one["role"]))).collect(),
+            roles: list().map(|one| (number(one), text(&one["role"]))).collect(),
+            holders: list().map(holders).collect(),
             trusting: count("trusting"),
             behind: count("behind"),
             forgotten: count("forgotten"),
-            names: nodes["names"].as_array().into_iter().flatten().map(text).collect(),
+            names: texts(&nodes["names"]),
         }
     }
 
@@ -159,20 +170,43 @@ impl Seen {
         Err(format!(
             "nothing was changed: {} nodes {fate} ({}); wait for them, or give them up with --leave {}",
             self.behind,
-            self.some(),
+            some(self.behind, &self.names),
             self.behind
         ))
     }
 
-    fn some(&self) -> String {
-        let more = if self.behind > self.names.len() as u64 { ", ..." } else { "" };
-        format!("{}{more}", self.names.join(", "))
+    /// Whether the certificates of an authority may end.
+    fn may_end(&self, number: u8, leave: u64) -> Result<(), String> {
+        let number = u64::from(number);
+        // the one that signs is refused for that
+        let signs = self.roles.contains(&(number, Role::Signing.name().to_owned()));
+        match self.holders.get(&number).filter(|_| !signs) {
+            Some((count, names)) if *count > leave => Err(format!(
+                "nothing was changed: {count} nodes have a certificate of authority {number} ({}); wait until they have renewed it, \
+                 let them do it at once with `kedge-hub node rotate NAME`, or give them up with --leave {count}: they would lose \
+                 contact until they have asked for another one",
+                some(*count, names)
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn text(&self) -> String {
         let mut text = format!("\nnodes that trust all of the trusted ones: {}\n", self.trusting);
         if self.behind > 0 {
-            text.push_str(&format!("nodes that do not yet: {} ({})\n", self.behind, self.some()));
+            let names = some(self.behind, &self.names);
+            text.push_str(&format!("nodes that do not yet: {} ({names})\n", self.behind));
+        }
+        for (number, role) in &self.roles {
+            if let Some((count, names)) = self.holders.get(number)
+                && *count > 0
+                && role != Role::Signing.name()
+            {
+                let names = some(*count, names);
+                text.push_str(&format!(
+                    "nodes with a certificate of authority {number}: {count} ({names})\n"
+                ));
+            }
         }
         if self.forgotten > 0 {
             text.push_str(&format!(
@@ -184,6 +218,12 @@ impl Seen {
     }
 }
 
+/// Some names of many.
+fn some(count: u64, names: &[String]) -> String {
+    let more = if count > names.len() as u64 { ", ..." } else { "" };
+    format!("{}{more}", names.join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,8 +232,11 @@ mod tests {
     #[test]
     fn step_that_leaves_nodes_behind_names_them() {
         let seen = |behind: u64| {
-            Seen::read(&json!({"authorities": [{"number": 1, "role": "signing"}],
-                "nodes": {"trusting": 3, "behind": behind, "forgotten": 0, "names": ["a", "b"]}}))
+            Seen::read(
+                &json!({"authorities": [{"number": 1, "role": "former", "holders": {"count": 2, "names": ["c", "d"]}},
+                {"number": 2, "role": "signing", "holders": {"count": 9, "names": ["e"]}}],
+                "nodes": {"trusting": 3, "behind": behind, "forgotten": 0, "names": ["a", "b"]}}),
+            )
         };
         assert_eq!(seen(0).may_leave(0, "wait"), Ok(()));
         assert_eq!(seen(2).may_leave(2, "wait"), Ok(()));
@@ -201,6 +244,17 @@ mod tests {
             "nothing was changed: 2 nodes wait (a, b); wait for them, or give them up with --leave 2";
         assert_eq!(seen(2).may_leave(1, "wait"), Err(expect.to_owned()));
         assert!(seen(3).text().contains("do not yet: 3 (a, b, ...)"));
-        assert_eq!(seen(0).roles, [(1, "signing".to_owned())]);
+        assert_eq!(seen(0).roles, [(1, "former".to_owned()), (2, "signing".to_owned())]);
+        let error = seen(0).may_end(1, 1).unwrap_err();
+        assert!(
+            error.starts_with("nothing was changed: 2 nodes have a certificate of authority 1 (c, d);"),
+            "{error}"
+        );
+        assert_eq!((seen(0).may_end(1, 2), seen(0).may_end(2, 0)), (Ok(()), Ok(())));
+        let text = seen(0).text();
+        assert!(
+            text.contains("a certificate of authority 1: 2 (c, d)\n") && !text.contains("authority 2"),
+            "{text}"
+        );
     }
 }

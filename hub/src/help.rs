@@ -260,7 +260,7 @@ pub const FLAGS: &[Flag] = &[
         "",
         "accept the old credentials again; use it only if nobody else can have them",
     ),
-    flag("wipe", "", "ask for a wiped state partition; no agent wipes it so far"),
+    flag("wipe", "", "the node also discards the free blocks of its disk"),
     flag("all", "", "every node that waits for a decision"),
     Flag { short: Some('n'), ..flag("namespace", "NAME", "the namespace of the DaemonSet [default]") },
     flag(

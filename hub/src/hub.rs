@@ -449,12 +449,16 @@ impl Hub {
         self.authorities.get()
     }
 
-    /// True if what an authority of this name signed counts: it is none of the retired ones.
-    pub(crate) fn trusts(&self, authority: Option<&str>) -> bool {
-        self.authorities().is_none_or(|authorities| {
-            let named = authorities.all.iter().find(|known| Some(known.name.as_str()) == authority);
-            named.is_some_and(|known| known.role != Role::Retired)
-        })
+    /// The end of everything that an authority of this name signed, in Unix time: its retirement, or
+    /// `i64::MAX` if that time is unknown. `None`: what it signed counts.
+    pub(crate) fn ended(&self, authority: Option<&str>) -> Option<i64> {
+        let authorities = self.authorities()?;
+        let named = authorities.all.iter().find(|known| Some(known.name.as_str()) == authority);
+        match named.map(|known| (known.role, known.retired_at)) {
+            Some((Role::Retired, at)) => Some(at.unwrap_or(i64::MAX)),
+            Some(_) => None,
+            None => Some(i64::MAX),
+        }
     }
 
     pub(crate) fn names(&self) -> &[String] {

@@ -121,6 +121,15 @@ fn restore(options: &Restore) -> Result<(), String> {
     for token in &done.voided {
         out.push_str(&format!("void: {token}, for nobody knows whether it was used after the backup\n"));
     }
+    if done.newer > 0 {
+        out.push_str(&format!(
+            "newest credentials kept: {} nodes have had a newer one than the backup knows\n",
+            done.newer
+        ));
+    }
+    for file in &done.keys {
+        out.push_str(&format!("authorities: {file} is written from the backup\n"));
+    }
     print(&out)
 }
 

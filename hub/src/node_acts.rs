@@ -12,7 +12,7 @@ use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::denied::{self, Change, DENY_LIST_NAME, DENY_LIST_NAMESPACE, DenyList};
 use kedge_hub_core::kinds::{CONFIG_MAP, NODE};
 use kedge_hub_core::object::Object;
-use kedge_hub_core::requests::{Part, Place, WriteOptions};
+use kedge_hub_core::requests::{DeleteOptions, Part, Place, WriteOptions};
 use kedge_hub_core::restored;
 use kedge_hub_core::value::text;
 use serde_json::Value;
@@ -57,7 +57,7 @@ async fn act_on(hub: &Hub, object: &Object) -> bool {
         done &= report(&object.name, "decide on the assignment of", decide(hub, &object.value()).await);
     }
     if has(DECOMMISSION) && is_decommissioned(&object.value()) {
-        done &= report(&object.name, "give up", give_up(hub, &object.name).await);
+        done &= report(&object.name, "give up", give_up(hub, object).await);
     }
     done
 }
@@ -114,8 +114,13 @@ fn is_decommissioned(node: &Value) -> bool {
             .is_some_and(|all| all.iter().any(|one| one["type"] == DECOMMISSIONED && one["status"] == "True"))
 }
 
-/// Denies a decommissioned node every credential that it had, and deletes its Node.
-async fn give_up(hub: &Hub, name: &str) -> Result<(), ApiError> {
+/// Denies a decommissioned node every credential that it had, and deletes its Node, but none that has the
+/// same name since then.
+async fn give_up(hub: &Hub, node: &Object) -> Result<(), ApiError> {
+    let name: &str = &node.name;
+    if hub.get(&NODE, "", name).is_none_or(|found| found.uid != node.uid) {
+        return Ok(());
+    }
     let list = hub.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
     let list = list.map_or(Value::Null, |list| list.value());
     // a node that was revoked stays so
@@ -127,7 +132,9 @@ async fn give_up(hub: &Hub, name: &str) -> Result<(), ApiError> {
             .map_err(|error| ApiError::internal(format!("cannot take an issue number: {error}")))?;
         deny(hub, name, issue).await?;
     }
-    hub.delete(&NODE, "", name).await?;
+    let place = Place { kind: &NODE, namespace: "", name };
+    let asked = DeleteOptions { uid: Some(node.uid.to_string()), ..DeleteOptions::default() };
+    requests::delete(hub, &place, &asked, &WriteOptions::internal()).await?;
     log::info!(
         "node {name:?} was decommissioned: its credentials are denied, its Node is deleted; a new token may let the name in again"
     );

@@ -14,17 +14,20 @@
 //! On disk, in `pki/`: authority 1 is `ca.pem`, number N is `ca-N.pem`. Each file has the key (none once it
 //! is retired) and the certificate. From number 2 on it also has a certificate of the same key that the
 //! predecessor signed: by that one, clients that know the predecessor alone accept the authority.
-//! `authorities.json` has the number of the one that signs and those of retired ones; without that file
-//! number 1 signs.
+//! `authorities.json` has the number of the one that signs and those of retired ones, and when each of these
+//! was retired; without that file number 1 signs. For each that has begun to sign it has the highest issue
+//! number of before ([`Authorities::note_start`]), so the number of a certificate tells its authority.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use ring::digest::{SHA256, digest as hash};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 
 use super::authority::{Authority, certificate_pem, common_name};
 use super::error::PkiError;
@@ -98,6 +101,10 @@ pub struct Known {
     pub name: String,
     /// SHA-256 of its certificate, hexadecimal.
     pub sha256: String,
+    /// When it was retired (Unix time), if that is known.
+    pub retired_at: Option<i64>,
+    /// The issue numbers of the certificates that it may have signed; `None`: it never signed.
+    pub numbers: Option<RangeInclusive<u64>>,
 }
 
 /// See the module.
@@ -106,7 +113,7 @@ pub(super) struct Authorities {
     signing: (u8, Authority),
     /// All others, by number.
     others: BTreeMap<u8, Other>,
-    retired: BTreeSet<u8>,
+    state: State,
 }
 
 /// An authority that does not sign.
@@ -138,7 +145,7 @@ impl Authorities {
             let why = format!("missing, but {STATE} names it as retired");
             return Err(PkiError::Authority { path: file(&directory, *missing), why });
         }
-        Ok(Authorities { directory, signing: (state.signing, signing), others, retired: state.retired })
+        Ok(Authorities { directory, signing: (state.signing, signing), others, state })
     }
 
     /// The one that signs.
@@ -148,14 +155,14 @@ impl Authorities {
 
     /// The certificates of those that are trusted, the signing one first.
     pub(super) fn trusted(&self) -> Vec<CertificateDer<'static>> {
-        let others = self.others.iter().filter(|(number, _)| !self.retired.contains(number));
+        let others = self.others.iter().filter(|(number, _)| !self.state.retired.contains(number));
         let others = others.map(|(_, other)| other.certificate.clone());
         std::iter::once(self.signing().certificate().clone()).chain(others).collect()
     }
 
     /// The certificates of those that are retired.
     pub(super) fn retired(&self) -> Vec<CertificateDer<'static>> {
-        let retired = self.retired.iter().filter_map(|number| self.others.get(number));
+        let retired = self.state.retired.iter().filter_map(|number| self.others.get(number));
         retired.map(|other| other.certificate.clone()).collect()
     }
 
@@ -181,6 +188,8 @@ impl Authorities {
             role: self.role(number),
             name: common_name(certificate).unwrap_or_default(),
             sha256: hex(hash(&SHA256, certificate).as_ref()),
+            retired_at: self.state.retired_at.get(&number).copied(),
+            numbers: self.numbers(number),
         };
         let mut all: Vec<Known> =
             self.others.iter().map(|(number, other)| known(*number, &other.certificate)).collect();
@@ -189,10 +198,42 @@ impl Authorities {
         all
     }
 
+    /// The issue numbers of an authority's certificates. Where one signed twice, those of the other one
+    /// between are among them.
+    fn numbers(&self, number: u8) -> Option<RangeInclusive<u64>> {
+        let after = self.state.signs_after.get(&number);
+        let first = match (number, after) {
+            // certificates of before issue numbers have number 0
+            (1, _) => 0,
+            (_, Some(after)) => after.saturating_add(1),
+            (signing, None) if signing == self.signing.0 => 0,
+            (_, None) => return None,
+        };
+        let last = match number == self.signing.0 {
+            true => u64::MAX,
+            false => self.state.signs_after.get(&self.signing.0).copied().unwrap_or(u64::MAX),
+        };
+        Some(first..=last)
+    }
+
+    /// Notes the highest issue number of before the signing authority's first certificate. A hub calls it at
+    /// its start, because until then it signs with the former one.
+    pub(super) fn note_start(&mut self, highest: u64) -> Result<(), PkiError> {
+        let is_first = self.others.is_empty() && self.state == State::default();
+        if is_first || self.state.signs_after.contains_key(&self.signing.0) {
+            return Ok(());
+        }
+        let mut state = self.state.clone();
+        state.signs_after.insert(self.signing.0, highest);
+        self.write(&state)?;
+        self.state = state;
+        Ok(())
+    }
+
     fn role(&self, number: u8) -> Role {
         let signing = self.signing.0;
         match number {
-            number if self.retired.contains(&number) => Role::Retired,
+            number if self.state.retired.contains(&number) => Role::Retired,
             number if number == signing => Role::Signing,
             number if number > signing => Role::Next,
             _ => Role::Former,
@@ -232,12 +273,15 @@ impl Authorities {
             true => (Role::Former, "there is no former authority to go back to"),
         };
         let number = self.with(role).ok_or_else(|| StepError::Unfit(missing.to_owned()))?;
-        self.write(number, &self.retired)?;
+        let mut state = State { signing: number, ..self.state.clone() };
+        // the hub notes it when it begins
+        state.signs_after.remove(&number);
+        self.write(&state)?;
         Ok(number)
     }
 
     /// Ends the trust in an authority and erases its key. Goes on with a retirement that a power cut ended.
-    pub(super) fn retire(&self, number: u8) -> Result<(), StepError> {
+    pub(super) fn retire(&self, number: u8, now: OffsetDateTime) -> Result<(), StepError> {
         if number == self.signing.0 {
             let text =
                 format!("authority {number} signs: let another one sign first, with `kedge-hub ca switch`");
@@ -248,9 +292,11 @@ impl Authorities {
                 "there is no authority {number}: see `kedge-hub ca status`"
             )));
         };
-        let mut retired = self.retired.clone();
-        retired.insert(number);
-        self.write(self.signing.0, &retired)?;
+        let mut state = self.state.clone();
+        if state.retired.insert(number) {
+            state.retired_at.insert(number, now.unix_timestamp());
+        }
+        self.write(&state)?;
         let crossed = other.crossed.iter().map(certificate_pem);
         let text: String = std::iter::once(certificate_pem(&other.certificate)).chain(crossed).collect();
         let path = file(&self.directory, number);
@@ -265,13 +311,12 @@ impl Authorities {
             files::read(&file(&self.directory, **number))
                 .is_ok_and(|content| content.windows(11).any(|bytes| bytes == b"PRIVATE KEY"))
         };
-        self.retired.iter().filter(has_key).copied().collect()
+        self.state.retired.iter().filter(has_key).copied().collect()
     }
 
-    fn write(&self, signing: u8, retired: &BTreeSet<u8>) -> Result<(), PkiError> {
+    fn write(&self, state: &State) -> Result<(), PkiError> {
         let path = self.directory.join(STATE);
-        let text = format!("{}\n", json!({"signing": signing, "retired": retired}));
-        files::write(&path, text.as_bytes(), files::PUBLIC, Flush::Now)
+        files::write(&path, state.text().as_bytes(), files::PUBLIC, Flush::Now)
             .map_err(|source| PkiError::Unwritable { path, source })
     }
 }
@@ -295,15 +340,31 @@ impl Other {
 }
 
 /// The content of `authorities.json`.
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct State {
     signing: u8,
     retired: BTreeSet<u8>,
+    /// When each was retired (Unix time); an older hub noted none.
+    retired_at: BTreeMap<u8, i64>,
+    /// The highest issue number of before an authority's first certificate.
+    signs_after: BTreeMap<u8, u64>,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State {
+            signing: 1,
+            retired: BTreeSet::new(),
+            retired_at: BTreeMap::new(),
+            signs_after: BTreeMap::new(),
+        }
+    }
 }
 
 impl State {
     fn load(path: &Path) -> Result<State, PkiError> {
         if !exists(path)? {
-            return Ok(State { signing: 1, retired: BTreeSet::new() });
+            return Ok(State::default());
         }
         let content =
             files::read(path).map_err(|source| PkiError::Unreadable { path: path.to_owned(), source })?;
@@ -319,8 +380,39 @@ impl State {
             |value: &Value| u8::try_from(value.as_u64()?).ok().filter(|n| (1..=MAX_NUMBER).contains(n));
         let signing = number(&value["signing"])?;
         let retired: BTreeSet<u8> = value["retired"].as_array()?.iter().map(number).collect::<Option<_>>()?;
-        (!retired.contains(&signing)).then_some(State { signing, retired })
+        // an older hub wrote neither of these, and what cannot be read is unknown
+        let retired_at = by_number(&value["retiredAt"], Value::as_i64);
+        let signs_after = by_number(&value["signsAfter"], Value::as_u64);
+        (!retired.contains(&signing)).then_some(State { signing, retired, retired_at, signs_after })
     }
+
+    fn text(&self) -> String {
+        let State { signing, retired, retired_at, signs_after } = self;
+        let state = json!({"signing": signing, "retired": retired, "retiredAt": retired_at, "signsAfter": signs_after});
+        format!("{state}\n")
+    }
+
+    /// What both know. The directory knows best what was retired, and so does the backup. `None`: each
+    /// authority is retired in one of them.
+    fn united(self, other: State) -> Option<State> {
+        let retired: BTreeSet<u8> = self.retired.union(&other.retired).copied().collect();
+        let signing = [self.signing.max(other.signing), self.signing, other.signing];
+        let signing = signing.into_iter().find(|number| !retired.contains(number))?;
+        let mut retired_at = other.retired_at;
+        retired_at.extend(self.retired_at);
+        let mut signs_after = self.signs_after;
+        for (number, after) in other.signs_after {
+            let known = signs_after.entry(number).or_insert(after);
+            *known = after.max(*known);
+        }
+        Some(State { signing, retired, retired_at, signs_after })
+    }
+}
+
+/// The facts about each authority.
+fn by_number<T>(map: &Value, fact: impl Fn(&Value) -> Option<T>) -> BTreeMap<u8, T> {
+    let entries = map.as_object().into_iter().flatten();
+    entries.filter_map(|(number, value)| Some((number.parse().ok()?, fact(value)?))).collect()
 }
 
 /// The file of an authority, below `pki/`.
@@ -366,13 +458,9 @@ pub(crate) fn united(name: &str, present: &[u8], backup: &[u8]) -> Result<Option
     }
     if name == format!("pki/{STATE}") {
         let broken = || "it cannot be read".to_owned();
-        let (own, other) =
-            (State::read(present).ok_or_else(broken)?, State::read(backup).ok_or_else(broken)?);
-        let retired: BTreeSet<u8> = own.retired.union(&other.retired).copied().collect();
-        let signing = [own.signing.max(other.signing), own.signing, other.signing];
-        let signing = signing.into_iter().find(|number| !retired.contains(number)).ok_or_else(broken)?;
-        let text = format!("{}\n", json!({"signing": signing, "retired": retired}));
-        return Ok((text.as_bytes() != present).then(|| text.into_bytes()));
+        let own = State::read(present).ok_or_else(broken)?;
+        let united = own.clone().united(State::read(backup).ok_or_else(broken)?).ok_or_else(broken)?;
+        return Ok((united != own).then(|| united.text().into_bytes()));
     }
     let certificate = |content: &[u8]| CertificateDer::from_pem_slice(content).ok();
     match (certificate(present), certificate(backup)) {
@@ -393,7 +481,7 @@ pub(crate) fn check(files: &[(String, Vec<u8>)]) -> Result<(), String> {
         return Ok(());
     }
     let state = content(&format!("pki/{STATE}")).map(State::read);
-    let state = state.unwrap_or(Some(State { signing: 1, retired: BTreeSet::new() }));
+    let state = state.unwrap_or_else(|| Some(State::default()));
     let state = state.ok_or_else(|| format!("pki/{STATE}: it cannot be read"))?;
     let mut certificates = Vec::new();
     for (name, content) in files {
@@ -455,6 +543,8 @@ mod tests {
     use super::*;
     use std::fs;
 
+    const NOW: OffsetDateTime = time::macros::datetime!(2030-01-01 00:00:00 UTC);
+
     fn hub(name: &str) -> (kedge_rig::Scratch, Authorities) {
         let data = super::super::test_directory(&format!("authorities-{name}"));
         fs::create_dir(data.join("pki")).unwrap();
@@ -483,7 +573,7 @@ mod tests {
         assert_eq!(switched.chain().len(), 1);
         let digests = [&made, &switched].map(|all| digest(&all.trusted()));
         assert_eq!(digests[0], digests[1], "who trusted both before the switch trusts both after it");
-        switched.retire(1).unwrap();
+        switched.retire(1, NOW).unwrap();
         assert_eq!(roles(&data), [(1, Role::Retired), (2, Role::Signing)]);
         let retired = Authorities::load(&data).unwrap();
         assert_eq!((retired.trusted().len(), retired.chain().len()), (1, 1));
@@ -492,6 +582,39 @@ mod tests {
         assert_eq!(retired.make_next().unwrap(), 3);
         Authorities::load(&data).unwrap().sign_with(false).unwrap();
         assert_eq!(Authorities::load(&data).unwrap().chain().len(), 2, "for nodes that know number 1 alone");
+    }
+
+    /// Certificates are told by their numbers, also of a hub that went back once.
+    #[test]
+    fn numbers_tell_which_authority_signed() {
+        let (data, first) = hub("numbers");
+        let start = |highest: u64| {
+            let mut opened = Authorities::load(&data).unwrap();
+            opened.note_start(highest).unwrap();
+            opened
+        };
+        let of = |number: u8| {
+            let known = Authorities::load(&data).unwrap().list();
+            known.into_iter().find(|known| known.number == number).unwrap().numbers
+        };
+        start(3);
+        assert!(!data.join("pki").join(STATE).exists(), "a hub of one authority writes nothing");
+        assert_eq!(of(1), Some(0..=u64::MAX));
+        first.make_next().unwrap();
+        assert_eq!((of(1), of(2)), (Some(0..=u64::MAX), None), "it signs nothing");
+        Authorities::load(&data).unwrap().sign_with(false).unwrap();
+        assert_eq!(of(1), Some(0..=u64::MAX), "the hub signs with it until its next start");
+        start(7);
+        start(9);
+        assert_eq!((of(1), of(2)), (Some(0..=7), Some(8..=u64::MAX)));
+        Authorities::load(&data).unwrap().sign_with(true).unwrap();
+        start(20);
+        assert_eq!((of(1), of(2)), (Some(0..=u64::MAX), Some(8..=20)));
+        Authorities::load(&data).unwrap().sign_with(false).unwrap();
+        start(30).retire(1, NOW).unwrap();
+        assert_eq!((of(1), of(2)), (Some(0..=30), Some(31..=u64::MAX)));
+        let known = Authorities::load(&data).unwrap().list();
+        assert_eq!((known[0].retired_at, known[1].retired_at), (Some(NOW.unix_timestamp()), None));
     }
 
     #[test]
@@ -519,8 +642,8 @@ mod tests {
         let files = before(&data);
         refused(first.sign_with(false), "no next authority");
         refused(first.sign_with(true), "no former authority");
-        refused(first.retire(1).map(|()| 1), "authority 1 signs");
-        refused(first.retire(7).map(|()| 7), "no authority 7");
+        refused(first.retire(1, NOW).map(|()| 1), "authority 1 signs");
+        refused(first.retire(7, NOW).map(|()| 7), "no authority 7");
         assert_eq!(before(&data), files);
         first.make_next().unwrap();
         let files = before(&data);
@@ -535,10 +658,10 @@ mod tests {
         Authorities::load(&data).unwrap().sign_with(false).unwrap();
         let switched = Authorities::load(&data).unwrap();
         // the first of its two writes
-        switched.write(2, &BTreeSet::from([1])).unwrap();
+        switched.write(&State { retired: BTreeSet::from([1]), ..switched.state.clone() }).unwrap();
         let cut = Authorities::load(&data).unwrap();
         assert_eq!((cut.unfinished(), cut.trusted().len()), (vec![1], 1));
-        cut.retire(1).unwrap();
+        cut.retire(1, NOW).unwrap();
         assert!(Authorities::load(&data).unwrap().unfinished().is_empty());
     }
 
@@ -598,6 +721,15 @@ mod tests {
         check(&format!("{}\n", state(2, &[1])), &state(2, &[]), None);
         check(&state(1, &[2]), &state(3, &[]), Some(&state(3, &[2])));
         check(&state(1, &[]), &state(2, &[]), Some(&state(2, &[])));
+        let state = |text: &str| State::read(text.as_bytes()).unwrap();
+        let own = state(r#"{"signing": 2, "retired": [1], "retiredAt": {"1": 10}, "signsAfter": {"2": 5}}"#);
+        let other = state(
+            r#"{"signing": 3, "retired": [1], "retiredAt": {"1": 99}, "signsAfter": {"2": 7, "3": 9}}"#,
+        );
+        let both = own.united(other).unwrap();
+        assert_eq!(State::read(both.text().as_bytes()).as_ref(), Some(&both));
+        assert_eq!(both.retired_at, BTreeMap::from([(1, 10)]));
+        assert_eq!(both.signs_after, BTreeMap::from([(2, 7), (3, 9)]));
         let (ours, theirs) = (Authority::make().unwrap(), Authority::make().unwrap());
         let pem = |authority: &Authority| authority.certificate_pem().into_bytes();
         assert_eq!(united("pki/ca.pem", &pem(&ours), &pem(&ours)), Ok(None));

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration as StdDuration;
 
-use rustls::client::Resumption;
+use rustls::client::{Resumption, Tls12Resumption};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::time_provider::TimeProvider;
@@ -168,6 +168,19 @@ fn revocation_ends_resumable_sessions() {
         pki.end_sessions();
         assert!(!connect(&server, &config, "localhost").unwrap().resumed);
         assert!(connect(&server, &config, "localhost").unwrap().resumed, "sessions of after it are resumed");
+    }
+}
+
+/// A session that the server kept itself would outlast a revocation.
+#[test]
+fn session_without_a_ticket_is_not_resumed() {
+    let (_pki, server, mut client) = hub("session-ids");
+    client.versions = TLS12;
+    let mut config = Arc::unwrap_or_clone(client.config());
+    config.resumption = Resumption::in_memory_sessions(8).tls12_resumption(Tls12Resumption::SessionIdOnly);
+    let config = Arc::new(config);
+    for _ in 0..3 {
+        assert!(!connect(&server, &config, "localhost").unwrap().resumed);
     }
 }
 

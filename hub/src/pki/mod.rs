@@ -103,7 +103,9 @@ impl Pki {
         let directory = data_dir.join("pki");
         files::make_private_directory(&directory)
             .map_err(|source| PkiError::Unwritable { path: directory.clone(), source })?;
-        let authorities = open_authorities(data_dir)?;
+        let mut authorities = open_authorities(data_dir)?;
+        let numbers = IssueNumbers::open(data_dir).map_err(|source| PkiError::NoNumber { source })?;
+        if_the_disk_lets(authorities.note_start(numbers.highest()))?;
         let authority = authorities.signing();
         let public = data_dir.join("ca.crt");
         update(&public, &authorities.bundle(), files::PUBLIC)?;
@@ -114,7 +116,6 @@ impl Pki {
         )?;
         let certified = certified(&credential, authorities.chain())?;
         let serving = Arc::new(Serving { current: RwLock::new(Arc::new(certified)) });
-        let numbers = IssueNumbers::open(data_dir).map_err(|source| PkiError::NoNumber { source })?;
         let tickets = Arc::new(Tickets::new().map_err(PkiError::Tls)?);
         let data_dir = data_dir.to_owned();
         Ok(Pki { data_dir, authorities, names: names.to_vec(), serving, numbers, tickets })
@@ -299,7 +300,7 @@ pub fn step(data_dir: &Path, step: Step) -> Result<u8, StepError> {
     match step {
         Step::New => authorities.make_next(),
         Step::Switch { back } => authorities.sign_with(back),
-        Step::Retire(number) => authorities.retire(number).map(|()| number),
+        Step::Retire(number) => authorities.retire(number, OffsetDateTime::now_utc()).map(|()| number),
     }
 }
 
@@ -501,7 +502,7 @@ fn open_authorities(data_dir: &Path) -> Result<Authorities, PkiError> {
     if exists(&path)? {
         let authorities = Authorities::load(data_dir)?;
         for number in authorities.unfinished() {
-            match authorities.retire(number) {
+            match authorities.retire(number, OffsetDateTime::now_utc()) {
                 Ok(()) => log::info!("authority {number} is retired: its key is erased"),
                 Err(error) => {
                     log::error!("the key of the retired authority {number} cannot be erased: {error}")

@@ -136,13 +136,14 @@ async fn connected(
     Ok((link, caller))
 }
 
-/// The identity of a client's certificate. A certificate by a retired authority counts as expired: a node may
-/// ask for the next one with it, and for nothing else.
+/// The identity of a client's certificate. A certificate by a retired authority counts as expired since the
+/// retirement: a node may ask for the next one with it, and for nothing else.
 fn identity_of(der: &CertificateDer<'_>, server: &Server) -> Option<Identity> {
     let mut identity = Identity::from_client_certificate(der)?;
-    if !server.hub.trusts(pki::issuer_name(der).as_deref()) {
+    if let Some(ended) = server.hub.ended(pki::issuer_name(der).as_deref()) {
         let past = OffsetDateTime::now_utc().unix_timestamp() - 1;
-        identity.not_after = Some(identity.not_after.map_or(past, |end| end.min(past)));
+        let ended = ended.min(past);
+        identity.not_after = Some(identity.not_after.map_or(ended, |end| end.min(ended)));
     }
     Some(identity)
 }

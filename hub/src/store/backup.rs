@@ -8,10 +8,12 @@
 //! before any change, and keeps the old store as `state.db.before-restore`. It raises the revision above all
 //! that were handed out: so clients that watched the old state must list again, and no version is ever used
 //! twice. The issue number is raised, too. Denied nodes, users and certificates stay denied: by the backup,
-//! by the directory, or by the last act in its audit log. Bootstrap tokens of the backup are void, because
+//! by the directory, or by the last act in its audit log. Of two records of a node's newest credential the
+//! newer one counts, so an old copy of a disk does not become the newest one. Bootstrap tokens of the backup are void, because
 //! nobody knows which of them were used. Renewals of the last seconds may be missing, as after a crash. Left
 //! to others: the file format (`sqlite`), the checksum (`trailer`).
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -19,8 +21,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kedge_hub_core::identity::credential::Record;
 use kedge_hub_core::identity::denied::{self, DENY_LIST_NAME, DENY_LIST_NAMESPACE, Denial};
-use kedge_hub_core::kinds::{CONFIG_MAP, KINDS};
+use kedge_hub_core::kinds::{CONFIG_MAP, CREDENTIAL, KINDS};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::new_object;
 use kedge_hub_core::state::RAISE as RAISE_UNKNOWN;
@@ -88,6 +91,10 @@ pub struct Restored {
     pub back: Vec<Denial>,
     /// Names of bootstrap tokens that the backup had, and which are void.
     pub voided: Vec<String>,
+    /// Nodes whose newest credential this directory knew, and the backup did not.
+    pub newer: u64,
+    /// Files of the authorities that were written: missing ones, and those that were united.
+    pub keys: Vec<String>,
     /// The path of the replaced store.
     pub before: Option<PathBuf>,
 }
@@ -332,7 +339,7 @@ pub fn restore(data_dir: &Path, from: &Path, forget: bool) -> Result<Restored, O
     let lock = Arc::new(lock(data_dir)?);
     let keys = keys_to_write(data_dir, keys)?;
     let before = Before::of(data_dir)?;
-    let reserved = before.raised(judged.content.reserved);
+    let mut reserved = before.raised(judged.content.reserved);
     let of_backup = judged.list;
     let mut list = of_backup.clone();
     let denials = |lifted: Vec<denied::Lifted>| lifted.into_iter().map(|one| one.denial).collect::<Vec<_>>();
@@ -355,7 +362,10 @@ pub fn restore(data_dir: &Path, from: &Path, forget: bool) -> Result<Restored, O
     let length = sealed.as_ref().map(|sealed| sealed.content_bytes);
     let voided = prepare(from, &part, length)?;
     let list = (list != of_backup).then_some(list);
-    let mut known = finish(lock, data_dir, &part, &before, reserved, list)?;
+    let credentials = newer_credentials(&part, &before.credentials)?;
+    let newer = credentials.len() as u64;
+    reserved.common = reserved.common.saturating_add(newer.cast_signed());
+    let mut known = finish(lock, data_dir, &part, &before, reserved, list, &credentials)?;
     known.issued = above;
     known.restored = known.reserved.common;
     if !forget {
@@ -372,7 +382,8 @@ pub fn restore(data_dir: &Path, from: &Path, forget: bool) -> Result<Restored, O
         note(data_dir, FORGETS, from, objects);
     }
     let digest = sealed.map(|sealed| sealed.found);
-    Ok(Restored { objects, reserved, digest, kept, back, voided, before: moved })
+    let keys = keys.into_iter().map(|(name, _)| name).collect();
+    Ok(Restored { objects, reserved, digest, kept, back, voided, newer, keys, before: moved })
 }
 
 /// Replaces the store of a data directory by an empty one, which keeps the denials. The hub must be stopped.
@@ -385,19 +396,22 @@ pub fn begin_anew(data_dir: &Path) -> Result<Restored, OpenError> {
     // the marker may lag behind if its disk failed
     let raised = |present: i64| present.saturating_add(UNKNOWN_RAISE);
     let present = before.handed_out.unwrap_or_default();
-    let reserved = Spaces { common: raised(present.common), leases: raised(present.leases) };
+    let newer = before.credentials.len() as u64;
+    let common = raised(present.common).saturating_add(newer.cast_signed());
+    let reserved = Spaces { common, leases: raised(present.leases) };
     let part = data_dir.join("state.db.restoring");
     clear(&part);
     let mut list = Value::Null;
     let kept = denied::unite(&mut list, &before.denied);
     let list = (!kept.is_empty()).then_some(list);
-    let mut known = finish(lock, data_dir, &part, &before, reserved, list)?;
+    let credentials: Vec<Stored> = before.credentials.values().cloned().collect();
+    let mut known = finish(lock, data_dir, &part, &before, reserved, list, &credentials)?;
     known.issued = crate::pki::issue_numbers::read(data_dir).map_err(|error| wrong(data_dir, error))?;
     let moved = replace(data_dir, &part)?;
     before.marker.replace(known).map_err(|error| wrong(before.marker.path(), error))?;
     note(data_dir, "restore", Path::new("--empty"), 0);
-    let (back, voided) = (Vec::new(), Vec::new());
-    Ok(Restored { objects: 0, reserved, digest: None, kept, back, voided, before: moved })
+    let (back, voided, keys) = (Vec::new(), Vec::new(), Vec::new());
+    Ok(Restored { objects: 0, reserved, digest: None, kept, back, voided, newer, keys, before: moved })
 }
 
 /// The facts about a directory before its store is replaced.
@@ -410,6 +424,15 @@ struct Before {
     denied: Value,
     /// Whether the directory had a list, or is known to have had none.
     is_known: bool,
+    /// The table of credentials, by node.
+    credentials: BTreeMap<String, Stored>,
+}
+
+/// A record of the table of credentials, as it is stored.
+#[derive(Debug, Clone)]
+struct Stored {
+    name: String,
+    value: Value,
 }
 
 impl Before {
@@ -434,7 +457,8 @@ impl Before {
         }
         let is_known = known.is_some() || present.is_some();
         let id = known.map(|known| known.id).or_else(|| present.and_then(|(_, id, _)| id));
-        Ok(Before { marker, id, handed_out, denied, is_known })
+        let credentials = credentials(&data_dir.join("state.db")).unwrap_or_default();
+        Ok(Before { marker, id, handed_out, denied, is_known, credentials })
     }
 
     /// Denials that a command ended, and whose end is not explained so far.
@@ -517,6 +541,41 @@ fn present(state: &Path) -> Option<(Spaces<i64>, Option<i64>, Value)> {
     Some((reserved, id, list))
 }
 
+/// The table of credentials of a store; `None` if it cannot be read.
+fn credentials(state: &Path) -> Option<BTreeMap<String, Stored>> {
+    if !fs::metadata(state).is_ok_and(|file| file.is_file() && file.len() > 0) {
+        return None;
+    }
+    let store = open(state, OpenFlags::SQLITE_OPEN_READ_WRITE).ok()?;
+    let mut statement = store.prepare("SELECT name, json FROM objects WHERE resource = ?1").ok()?;
+    let rows = statement
+        .query_map([CREDENTIAL.resource_name()], |row| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?))
+        })
+        .ok()?;
+    let read = |(name, json): (String, Vec<u8>)| {
+        let value = own::read(&json).ok()?;
+        Some((name.clone(), Stored { name, value }))
+    };
+    // one that is damaged counts as unknown
+    Some(rows.filter_map(|row| read(row.ok()?)).collect())
+}
+
+/// The records that are newer than those of a restored store: a backup must not make an older key of a node
+/// its newest one.
+fn newer_credentials(part: &Path, before: &BTreeMap<String, Stored>) -> Result<Vec<Stored>, OpenError> {
+    if before.is_empty() {
+        return Ok(Vec::new());
+    }
+    let of_backup =
+        credentials(part).ok_or_else(|| wrong(part, "its table of credentials cannot be read"))?;
+    let is_newer = |stored: &&Stored| match of_backup.get(&stored.name) {
+        Some(known) => Record::read(&known.value).unite(&Record::read(&stored.value)),
+        None => true,
+    };
+    Ok(before.values().filter(is_newer).cloned().collect())
+}
+
 /// Removes the leftovers of an interrupted restore.
 fn clear(part: &Path) {
     for suffix in ["", "-wal", "-shm", "-journal"] {
@@ -575,7 +634,7 @@ fn deny_by_log(data_dir: &Path, list: &mut Value, issue: u64) -> Result<(), Open
 }
 
 /// Makes a new store of a file, or an empty one if it does not exist: in the present format, with these
-/// marks, and with this deny list if one is given. It is durable on return; returns the facts for the
+/// marks, with this deny list if one is given, and with these records of credentials. It is durable on return; returns the facts for the
 /// directory's marker.
 fn finish(
     lock: Arc<File>,
@@ -584,20 +643,37 @@ fn finish(
     before: &Before,
     reserved: Spaces<i64>,
     list: Option<Value>,
+    credentials: &[Stored],
 ) -> Result<Known, OpenError> {
     let unsigned = |number: i64| number.cast_unsigned();
     let reserved = Spaces { common: unsigned(reserved.common), leases: unsigned(reserved.leases) };
     let mut store = Sqlite::rework(part, data_dir, lock, before.id)?;
     let revision = reserved.common;
     let written = list.map(|list| list_object(list, revision)).transpose()?;
-    let put = written.as_ref().map(|object| Change::Put {
+    // below that of the list: the marks leave room for them
+    let revisions = (1..=revision).rev().skip(1);
+    let records: Vec<(&str, u64, Object)> = credentials
+        .iter()
+        .zip(revisions)
+        .map(|(stored, revision)| Ok((&*stored.name, revision, record_object(stored, revision)?)))
+        .collect::<Result<_, OpenError>>()?;
+    let list = written.iter().map(|object| Change::Put {
         resource: CONFIG_MAP.plural,
         namespace: DENY_LIST_NAMESPACE,
         name: DENY_LIST_NAME,
         revision,
         json: &object.json,
     });
-    store.commit(put.as_slice(), Some(reserved)).map_err(OpenError::Engine)?;
+    let resource = CREDENTIAL.resource_name();
+    let records = records.iter().map(|(name, revision, object)| Change::Put {
+        resource: &resource,
+        namespace: "",
+        name,
+        revision: *revision,
+        json: &object.json,
+    });
+    let changes: Vec<Change<'_>> = records.chain(list).collect();
+    store.commit(&changes, Some(reserved)).map_err(OpenError::Engine)?;
     let mut known = Known { id: store.id().unwrap_or_default(), reserved, ..Known::default() };
     store
         .load(&mut |record| {
@@ -610,6 +686,16 @@ fn finish(
     store.finish()?;
     File::open(part).and_then(|file| file.sync_all()).map_err(|error| wrong(part, error))?;
     Ok(known)
+}
+
+/// A record of the table of credentials as a stored object of this revision.
+fn record_object(stored: &Stored, revision: u64) -> Result<Object, OpenError> {
+    let mut value = stored.value.clone();
+    value["metadata"]["resourceVersion"] = revision.to_string().into();
+    Object::new(&CREDENTIAL, &value, revision).ok_or_else(|| {
+        let what = format!("the record of the credential of {:?} cannot be stored", stored.name);
+        OpenError::Engine(StoreError::certain(Sort::Other, what))
+    })
 }
 
 /// The deny list as a stored object.
@@ -672,6 +758,7 @@ mod tests {
     use super::super::sqlite::{Sqlite, version_1};
     use super::super::{Change, Marks, Spaces, Store};
     use super::*;
+    use kedge_hub_core::identity::credential::Newest;
     use kedge_rig::Scratch;
 
     fn scratch(purpose: &str) -> Scratch {
@@ -934,6 +1021,57 @@ mod tests {
         assert_eq!(denied_in(&data).0.len(), 3);
         // a second restore removes no denial
         assert_eq!(restore(&data, &file, false).unwrap().kept.len(), 2);
+    }
+
+    /// An older copy of a disk does not become the newest one by a restore.
+    #[test]
+    fn restore_keeps_the_newest_credentials() {
+        let folder = scratch("credentials");
+        let (data, file) = (folder.join("data"), folder.join("b"));
+        let record = |name: &str, issue: u64| {
+            let mut value = json!({"metadata": {"name": name, "uid": name, "resourceVersion": "5"}});
+            let newest = Newest { issue, not_after: 100, key: format!("key-{issue}") };
+            Record { newest: Some(newest), ..Record::default() }.write(&mut value);
+            value.to_string().into_bytes()
+        };
+        let put = |records: &[(&'static str, u64)], first: u64| {
+            let resource = CREDENTIAL.resource_name();
+            let jsons: Vec<_> = records.iter().map(|(name, issue)| record(name, *issue)).collect();
+            let changes: Vec<_> = (first..)
+                .zip(records)
+                .zip(&jsons)
+                .map(|((revision, (name, _)), json)| Change::Put {
+                    resource: &resource,
+                    namespace: "",
+                    name,
+                    revision,
+                    json,
+                })
+                .collect();
+            run(&data, &changes, first + 10);
+        };
+        let known = |data: &Path| {
+            let table = credentials(&data.join("state.db")).unwrap();
+            let newest = |stored: &Stored| Record::read(&stored.value).newest.unwrap().issue;
+            table.iter().map(|(name, stored)| (name.clone(), newest(stored))).collect::<Vec<_>>()
+        };
+        let of = |found: &[(&str, u64)]| -> Vec<(String, u64)> {
+            found.iter().map(|(name, issue)| ((*name).to_owned(), *issue)).collect()
+        };
+        put(&[("a", 2), ("b", 3), ("c", 4)], 5);
+        backup(&data, &file).unwrap();
+        put(&[("a", 7), ("b", 1), ("d", 6)], 20);
+        let done = restore(&data, &file, false).unwrap();
+        assert_eq!((known(&data), done.newer), (of(&[("a", 7), ("b", 3), ("c", 4), ("d", 6)]), 2));
+        assert_eq!(done.reserved, Spaces { common: 33, leases: 31 });
+        // whatever else is forgotten
+        assert_eq!(restore(&data, &file, true).unwrap().newer, 2);
+        assert_eq!(known(&data), of(&[("a", 7), ("b", 3), ("c", 4), ("d", 6)]));
+        assert_eq!((begin_anew(&data).unwrap().newer, known(&data).len()), (4, 4));
+        // nothing is known elsewhere
+        let other = folder.join("other");
+        restore(&other, &file, false).unwrap();
+        assert_eq!(known(&other), of(&[("a", 2), ("b", 3), ("c", 4)]));
     }
 
     #[test]

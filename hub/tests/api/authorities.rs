@@ -67,14 +67,29 @@ fn authority_is_replaced_while_its_nodes_stay_in_contact() {
     let renewed = ok(&hub.command(&["node-kubeconfig", "edge-1"])).to_owned();
     Client::new(&renewed, &hub.url).get(&format!("{NODES}/edge-1")).expect(200);
     refused(&hub.command(&["ca", "retire", "2"]), "authority 2 signs");
-    ok(&hub.command(&["ca", "retire", "1"]));
+    wait_until("the hub knows who has which certificate", Duration::from_secs(60), || {
+        ok(&hub.command(&["ca", "status"])).contains("nodes with a certificate of authority 1: 1 (edge-2)\n")
+    });
+    refused(&hub.command(&["ca", "retire", "1"]), "1 nodes have a certificate of authority 1 (edge-2)");
+    ok(&hub.command(&["ca", "retire", "1", "--leave", "1"]));
     hub.restart("TERM");
 
     Client::new(&renewed, &hub.url).get(&format!("{NODES}/edge-1")).expect(200);
     // a device that was away all the time knows and has nothing but the first authority's
     connect(&hub, 1).get(&format!("{NODES}/edge-2")).expect(401);
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
-    connect(&hub, 1).post("/apis/authentication.k8s.io/v1/selfsubjectreviews", &review).expect(201);
+    let shown =
+        connect(&hub, 1).post("/apis/authentication.k8s.io/v1/selfsubjectreviews", &review).expect(201);
+    let since: i64 = serde_json::from_value::<String>(
+        shown["status"]["userInfo"]["extra"]["kedge.dev/expired-since"][0].clone(),
+    )
+    .unwrap()
+    .parse()
+    .unwrap();
+    let state = std::fs::read_to_string(hub.data_dir.join("pki/authorities.json")).unwrap();
+    let state: Value = serde_json::from_str(&state).unwrap();
+    let retired = state["retiredAt"]["1"].as_i64().unwrap();
+    assert!(since == retired || since == retired - 1, "expired since the retirement: {since} {state}");
     let list: Value = serde_json::from_str(ok(&hub.command(&["ca", "status", "--output", "json"]))).unwrap();
     let roles: Vec<_> =
         list["authorities"].as_array().unwrap().iter().map(|one| one["role"].clone()).collect();

@@ -1,6 +1,7 @@
 //! Revoking a node, from the view of its owner, the node itself, and a thief of its credentials.
 
 use kedge_hub_core::kinds::schema::base64_encode;
+use kedge_rig::Random;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use serde_json::{Value, json};
 
@@ -534,6 +535,87 @@ fn restore_keeps_the_last_act_on_a_node() {
         assert_eq!(Client::new(old, &hub.url).get("/api").code, 401);
     }
     assert_eq!(hub.node("b").get("/api").code, 200, "readmitted since");
+}
+
+/// A credential that was given out in a history.
+struct Given {
+    node: usize,
+    kubeconfig: String,
+    /// It was valid when its node was revoked.
+    is_revoked: bool,
+}
+
+/// Revocations, readmissions, new credentials, backups, restores of any older backup, and kills, at random:
+/// no credential that a revocation has met is ever valid again.
+#[test]
+fn no_history_revives_a_revoked_credential() {
+    const NODES_OF_ALL: [&str; 3] = ["a", "b", "c"];
+    for seed in [1, 2] {
+        let mut random = Random::new(seed);
+        let data = scratch();
+        let place = data.path().join("hub");
+        let mut hub = Hub::start(&place);
+        let mut given: Vec<Given> = Vec::new();
+        let (mut backups, mut history) = (Vec::new(), Vec::new());
+        for act in 0..30 {
+            let node = usize::try_from(random.below(3)).unwrap();
+            let name = NODES_OF_ALL[node];
+            match random.below(12) {
+                0..=3 => {
+                    let made = hub.command(&["node-kubeconfig", name]);
+                    // none is made for a node that is revoked
+                    if made.code == Some(0) {
+                        given.push(Given { node, kubeconfig: made.out, is_revoked: false });
+                    }
+                    history.push(format!("new {name}"));
+                }
+                4..=5 => {
+                    ok(&hub.command(&["node", "revoke", name, "--force"]));
+                    given.iter_mut().filter(|one| one.node == node).for_each(|one| one.is_revoked = true);
+                    history.push(format!("revoke {name}"));
+                }
+                6..=7 => {
+                    // one that is not revoked cannot be
+                    hub.command(&["node", "readmit", name]);
+                    history.push(format!("readmit {name}"));
+                }
+                8..=9 => {
+                    let file = data.path().join(format!("backup-{act}"));
+                    ok(&hub.command(&["backup", file.to_str().unwrap()]));
+                    history.push(format!("backup {}", backups.len()));
+                    backups.push(file);
+                }
+                10 if !backups.is_empty() => {
+                    let at = usize::try_from(random.below(backups.len() as u64)).unwrap();
+                    hub.terminate();
+                    let words =
+                        ["restore", backups[at].to_str().unwrap(), "--data-dir", place.to_str().unwrap()];
+                    ok(&command(&words));
+                    hub = Hub::start(&place);
+                    history.push(format!("restore {at}"));
+                }
+                _ => {
+                    hub.kill();
+                    hub = Hub::start(&place);
+                    history.push("kill".to_owned());
+                }
+            }
+            for one in given.iter().filter(|one| one.is_revoked) {
+                let code = Client::new(&one.kubeconfig, &hub.url).get("/api").code;
+                assert_eq!(code, 401, "seed {seed}, {}: {history:?}", NODES_OF_ALL[one.node]);
+            }
+        }
+        // the histories are worth something
+        let has = |act: &str| history.iter().any(|done| done.starts_with(act));
+        assert!(["revoke", "readmit", "restore", "kill"].iter().all(|act| has(act)), "{history:?}");
+        assert!(given.iter().filter(|one| one.is_revoked).count() >= 2, "{history:?}");
+        // and whoever is let in, is in
+        for name in NODES_OF_ALL {
+            hub.command(&["node", "readmit", name]);
+            let anew = hub.command(&["node-kubeconfig", name]);
+            assert_eq!(Client::new(ok(&anew), &hub.url).get("/api").code, 200, "{name}: {history:?}");
+        }
+    }
 }
 
 /// Waits until `look` gives something.
