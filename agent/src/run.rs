@@ -327,14 +327,31 @@ fn leave(options: &AgentOptions) -> Option<Decommission> {
     let own = options.kubeconfig.as_deref();
     // where `kedge join` and the images put it
     let bootstrap = own.map(|own| own.with_file_name("bootstrap-kubeconfig"));
-    let credentials: Vec<&Path> = bootstrap.as_deref().into_iter().chain(own).collect();
-    match decommission::remove_identity(&options.places.root_dir, &credentials) {
+    let credentials: Vec<PathBuf> = bootstrap.into_iter().chain(own.map(Path::to_owned)).collect();
+    let root_dir = options.places.root_dir.clone();
+    let discard = record.wipe.then_some(decommission::discard as fn(&Path));
+    let leave = move || decommission::remove_identity(&root_dir, &credentials, discard);
+    match leave() {
         Ok(()) => {
             log::warn!("this node was decommissioned: its identity is removed, and it waits for another one");
             None
         }
         Err(why) => {
-            log::warn!("this node was decommissioned, and its identity is not removed: {why}");
+            log::warn!(
+                "this node was decommissioned, and its identity is not removed, trying again each minute: {why}"
+            );
+            let again = move || {
+                while leave().is_err() {
+                    std::thread::sleep(LEAVES_AGAIN);
+                }
+                // the next run begins without the record
+                log::warn!("this node was decommissioned: its identity is removed now, starting anew");
+                crate::logging::flush();
+                std::process::exit(0);
+            };
+            if let Err(error) = std::thread::Builder::new().name("leave".into()).spawn(again) {
+                log::warn!("the next start tries again: {error}");
+            }
             Some(record)
         }
     }

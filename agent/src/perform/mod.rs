@@ -223,6 +223,10 @@ impl Loops {
         self.server.servers.set(&config.servers);
     }
 
+    pub(crate) fn servers(&self) -> Servers {
+        self.server.servers.clone()
+    }
+
     /// The API server in use, if the configuration names several.
     pub(crate) fn used_server(&self) -> Option<kedge_core::pods::ApiServer> {
         self.server.servers.used()

@@ -37,6 +37,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 pub use process::run;
 
 use crate::beside::beside;
+use crate::net::servers::Servers;
 
 /// The pauses between tries to listen, or to start a process that ends at once: the first, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -53,14 +54,14 @@ const FIRST_LOOK: Duration = Duration::from_secs(5);
 const UNSAID: Duration = Duration::from_secs(300);
 
 /// Offers the port until this process ends. `session` are the words that start a session. Call it within the
-/// agent's runtime.
-pub(crate) fn offer(settings: &ServerSettings, session: Option<&[OsString]>) {
+/// agent's runtime. `servers`: the process asks the one in use about its callers.
+pub(crate) fn offer(settings: &ServerSettings, session: Option<&[OsString]>, servers: Servers) {
     let address = settings.address;
     let Some(words) = session.and_then(|session| words(settings, session)) else {
         log::warn!("port {address} stays closed: without an API server nobody can say what a caller may do");
         return;
     };
-    drop(tokio::spawn(keep(address, words, settings.requests_certificate)));
+    drop(tokio::spawn(keep(address, words, servers, settings.requests_certificate)));
 }
 
 /// The words that start the process of the port.
@@ -71,7 +72,7 @@ fn words(settings: &ServerSettings, session: &[OsString]) -> Option<Vec<OsString
     Some(words)
 }
 
-async fn keep(address: SocketAddr, words: Vec<OsString>, requests_certificate: bool) {
+async fn keep(address: SocketAddr, words: Vec<OsString>, servers: Servers, requests_certificate: bool) {
     let mut listener = listen(address).await;
     let mut pause = FIRST_PAUSE;
     // when to start the process to check its certificate, though nobody connects
@@ -90,6 +91,10 @@ async fn keep(address: SocketAddr, words: Vec<OsString>, requests_certificate: b
             }
         };
         let mut is_done = false;
+        let mut words = words.clone();
+        if let (Some(server), Some(settings)) = (servers.used(), words.get_mut(1)) {
+            *settings = process::at(&server, settings);
+        }
         match start(&words, &listener).await {
             // until then the process accepts, not the agent
             Ok(process) => {

@@ -11,6 +11,7 @@ use crate::net::credentials::ApiOptions;
 use crate::options::PortOptions;
 use crate::output::CommandError;
 use std::cell::{Cell, RefCell};
+use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kedge_core::kubelet::ServerSettings;
+use kedge_core::pods::ApiServer;
 use kedge_platform::Clocks as _;
 use kedge_platform::linux::{LinuxClocks, Roots};
 use kedge_platform::workloads;
@@ -105,8 +107,25 @@ fn failed(tried: &str, error: impl std::fmt::Display) -> CommandError {
     CommandError::new(format_args!("kubelet-port: {tried}: {error}"))
 }
 
+/// The settings as a word for the process, before them the server that it asks about callers.
+pub(super) fn at(server: &ApiServer, settings: &OsStr) -> OsString {
+    let mut word = OsString::from(server.url());
+    word.push(" ");
+    word.push(settings);
+    word
+}
+
+/// The server, if one stands there, and the settings.
+fn apart(word: &str) -> (Option<ApiServer>, &str) {
+    match word.split_once(' ') {
+        Some((url, settings)) if url.starts_with("https://") => (ApiServer::of_url(url), settings),
+        _ => (None, word),
+    }
+}
+
 fn shared(options: PortOptions) -> Result<Shared, CommandError> {
     let PortOptions { agent, settings } = options;
+    let (server, settings) = apart(&settings);
     let settings: ServerSettings = kedge_api::read::from_slice(settings.as_bytes())
         .map_err(|error| failed("read the settings", error))?;
     let clocks = LinuxClocks::new(&Roots::default());
@@ -118,7 +137,8 @@ fn shared(options: PortOptions) -> Result<Shared, CommandError> {
     let kubeconfig = agent.kubeconfig.clone().unwrap_or_default();
     let own = Some(files::folder(&agent.places.root_dir));
     let api = ApiOptions { kubeconfig, own, clock: clock.clone(), proxies: ProxyEnvironment::of_process() };
-    let api = Api::open(api).map_err(|error| failed("read the kubeconfig", crate::errors::chain(&error)))?;
+    let api = Api::open_with_servers(api, server.as_slice())
+        .map_err(|error| failed("read the kubeconfig", crate::errors::chain(&error)))?;
     let node_name = agent.node_name.clone().unwrap_or_default();
     let source = Source {
         settings: settings.clone(),
@@ -323,4 +343,18 @@ fn heard<T>(shared: &Shared, answer: Result<T, String>) -> Result<T, ()> {
             );
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_in_use_reaches_the_process() {
+        let server = ApiServer::of_url("https://hub.example:7443").unwrap();
+        let settings = r#"{"address": "https://x y"}"#;
+        let word = at(&server, OsStr::new(settings)).into_string().unwrap();
+        assert_eq!(apart(&word), (Some(server), settings));
+        assert_eq!(apart(settings), (None, settings));
+    }
 }
