@@ -12,6 +12,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::errors::chain;
 use crate::slot::host;
@@ -20,6 +21,8 @@ use crate::slot::host;
 pub(crate) const RECORD: &str = "decommission";
 /// Most bytes of it.
 const LIMIT: usize = 4096;
+/// Longest time that discarding may take: less than a start may take.
+const DISCARD_SECONDS: &str = "60";
 /// The identity, below `--root-dir`: it is needed for the report.
 const IDENTITY: [&str; 2] = ["pki", "serving"];
 /// The identity on the EFI partition of a disk image, and its notes in `/etc/kedge`.
@@ -47,15 +50,34 @@ pub(crate) fn remove_state(root_dir: &Path, others: &[PathBuf]) -> Result<(), St
     others.iter().filter(|other| !other.starts_with(root_dir)).try_for_each(|other| clear(other, &[]))
 }
 
-/// Removes the identity, and then the record.
-pub(crate) fn remove_identity(root_dir: &Path, files: &[&Path]) -> Result<(), String> {
+/// Removes the identity, and then the record; between both it calls `discard` with the directory.
+pub(crate) fn remove_identity(
+    root_dir: &Path,
+    files: &[PathBuf],
+    discard: Option<fn(&Path)>,
+) -> Result<(), String> {
     if host::is_image(&Roots::default()) {
         let handed = HANDED_OVER.map(|name| Path::new(EFI).join("kedge").join(name));
         handed.iter().try_for_each(|file| remove(file))?;
     }
     files.iter().try_for_each(|file| remove(file))?;
     clear(root_dir, &[RECORD])?;
+    if let Some(discard) = discard {
+        discard(root_dir);
+    }
     remove(&root_dir.join(RECORD))
+}
+
+/// Discards the blocks that the removed files had, with all others that are free. A disk that cannot do that
+/// holds up nothing.
+pub(crate) fn discard(root_dir: &Path) {
+    let done = Command::new("timeout").args([DISCARD_SECONDS, "fstrim"]).arg(root_dir).status();
+    let place = root_dir.display();
+    match done {
+        Ok(status) if status.success() => log::info!("the free blocks below {place} are discarded"),
+        Ok(status) => log::warn!("fstrim {place}: {status}: discard the disk by hand"),
+        Err(error) => log::warn!("fstrim {place}: {error}: discard the disk by hand"),
+    }
 }
 
 /// Removes a file durably; a missing file is no error.
@@ -144,8 +166,14 @@ mod tests {
         assert_eq!(names(&outside), ["hosts"]);
         let kubeconfig = outside.join("hosts");
         for _ in 0..2 {
-            remove_identity(&scratch, &[&kubeconfig]).unwrap();
+            // the power may be cut while the disk discards
+            let discard = |root_dir: &Path| {
+                assert!(names(root_dir).iter().all(|name| name == RECORD));
+                fs::write(root_dir.with_extension("discarded"), "").unwrap();
+            };
+            remove_identity(&scratch, std::slice::from_ref(&kubeconfig), Some(discard)).unwrap();
             assert!(names(&scratch).is_empty() && names(&outside).is_empty());
+            fs::remove_file(scratch.with_extension("discarded")).unwrap();
         }
     }
 

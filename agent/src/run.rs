@@ -37,7 +37,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,6 +71,9 @@ const CHECK_PERIOD: Duration = Duration::from_secs(10);
 /// A start may take this long before the supervisor loses patience: a board at its first boot has a busy
 /// disk.
 const START_PATIENCE: Duration = Duration::from_secs(120);
+
+/// Time between two tries to remove the identity of a node that was decommissioned.
+const LEAVES_AGAIN: Duration = Duration::from_secs(60);
 
 /// How long the end of a run waits for the loops before it counts as delayed. Core ordered the end after its
 /// last write, so only a look at the host can be under way, or a step of the runtime.
@@ -853,7 +856,7 @@ impl Agent {
             }
         }
         if let Some(server) = &effective.config.server {
-            crate::kubelet_api::server::offer(server, self.session.as_deref());
+            crate::kubelet_api::server::offer(server, self.session.as_deref(), self.loops.servers());
         }
         self.marks.mark_ready();
         crate::refused::forget(self.marks.path());

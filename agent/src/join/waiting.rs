@@ -47,6 +47,8 @@ pub(crate) fn step(report: Option<&Value>, node: &str) -> Step {
     if !is_in_contact {
         let problem =
             word("/server/problem").or(word("/contact/problem")).or(word("/server/problems/0/problem"));
+        // the kubeconfig of a node that joins is made with its certificate
+        let problem = problem.filter(|problem| !problem.ends_with("does not exist"));
         let problem = problem.map(|problem| format!(": {problem}")).unwrap_or_default();
         return Step::Waits(match word("/identity/state") {
             None | Some("valid") => format!("for contact with the server{problem}"),
@@ -96,6 +98,9 @@ mod tests {
         check(&report, "for contact with the server: connect to hub: refused");
         report["identity"] = json!({"state": "requesting"});
         check(&report, "for its certificate: connect to hub: refused");
+        report["server"]["problem"] = "/etc/kedge/kubeconfig does not exist".into();
+        assert!(matches!(step(Some(&report), "edge-7"), Step::Waits(why) if why == "for its certificate"));
+        report["server"]["problem"] = Value::Null;
         report["identity"] = json!({"state": "waiting", "request": "node-csr-1", "message": "NameTaken"});
         check(
             &report,

@@ -46,7 +46,7 @@ pub struct Decommission {
     /// The Node that is ended.
     #[serde(rename = "nodeUID")]
     pub node_uid: String,
-    /// The annotation has `,wipe`: the disk is to be discarded. Nothing acts on it so far.
+    /// The annotation has `,wipe`: the blocks of the disk are to be discarded at the end.
     #[serde(default)]
     pub wipe: bool,
     pub phase: Phase,
