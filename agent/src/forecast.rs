@@ -43,6 +43,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
             dynamic_config: options.dynamic_config,
             node_labels: options.node_labels.clone(),
             slot: None,
+            slots: None,
             decommission: None,
             boot_id: clocks.boot_id().to_owned(),
             previous_run,

@@ -415,6 +415,7 @@ impl Agent {
                     && decommission.as_ref().is_none_or(Decommission::has_pods),
                 node_labels,
                 slot,
+                slots: None,
                 decommission: decommission.clone(),
                 boot_id: clocks.boot_id().to_owned(),
                 previous_run: previous_run(&previous, marks.next_run()),
@@ -818,6 +819,8 @@ impl Agent {
                 self.known.extend(known);
             }
             Action::Identity(action) => self.loops.identity(*action),
+            // no slots are reported yet, so none is given
+            Action::System(_) => {}
             Action::TakeAuthorities(wanted) => self.loops.take_authorities(wanted),
             Action::TakeCall(call) => {
                 crate::calls::start(self.session.as_deref(), &call, self.loops.used_server());

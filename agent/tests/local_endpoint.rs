@@ -301,6 +301,7 @@ fn node_that_began(make: impl FnOnce(&mut Core)) -> Core {
         dynamic_config: true,
         node_labels: Default::default(),
         slot: None,
+        slots: None,
         decommission: None,
         boot_id: "this-boot".into(),
         previous_run: Default::default(),

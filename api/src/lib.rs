@@ -92,6 +92,8 @@ pub const PODS_HELD: &str = "PodsHeld";
 pub const WATCHDOG_MISSING: &str = "WatchdogMissing";
 /// The condition that shows whether a node runs the disk image that it was given last.
 pub const IMAGE_OK: &str = "ImageOK";
+/// Condition of a Node: whether it runs the system that its configuration wants.
+pub const SYSTEM_OK: &str = "SystemOK";
 /// The label with the hardware watchdog of a disk image's board, by its driver's name, or `none`.
 pub const WATCHDOG_LABEL: &str = "kedge.dev/watchdog";
 /// The label, and the annotation, with the slot of a disk image that a node runs: `a` or `b`. Nodes can be

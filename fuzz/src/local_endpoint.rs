@@ -111,6 +111,7 @@ fn node() -> Core {
         dynamic_config: true,
         node_labels: BTreeMap::new(),
         slot: None,
+        slots: None,
         decommission: None,
         boot_id: "boot".into(),
         previous_run: PreviousRun::default(),

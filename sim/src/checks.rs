@@ -8,6 +8,7 @@ use crate::disk::Disk;
 use kedge_core::config::records::{
     BadConfigs, ConfigRecord, Current, Read, Recorded, Startups, StateFile, read_last_known_good,
 };
+use kedge_core::system::records::{BadSystems, WantedRecord};
 use kedge_core::{Core, Digest, Now, Request, RequestKey};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -29,6 +30,8 @@ pub(crate) fn check_write(disk: &Disk, version: &str, file: &StateFile, bytes: &
         StateFile::LastKnownGood => read_last_known_good(&read).known().is_some(),
         StateFile::BadConfigs => BadConfigs::read(&read).known().is_some(),
         StateFile::Startups => Startups::read(&read).known().is_some(),
+        StateFile::SystemWanted => WantedRecord::read(bytes).is_ok(),
+        StateFile::SystemBad => BadSystems::read(bytes).is_ok(),
         StateFile::Checkpoint(_) => serde_json::from_slice::<Value>(bytes).is_ok(),
     };
     assert!(known, "{file:?} is written as {}", bytes.escape_ascii());

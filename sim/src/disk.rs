@@ -274,5 +274,7 @@ pub fn name(file: &StateFile) -> &'static str {
         StateFile::BadConfigs => "bad-configs",
         StateFile::Startups => "startups",
         StateFile::Checkpoint(_) => "checkpoint",
+        StateFile::SystemWanted => "system/wanted",
+        StateFile::SystemBad => "system/bad",
     }
 }

@@ -14,6 +14,7 @@ pub mod containers;
 pub mod credential;
 pub mod disk;
 pub mod hub;
+pub mod machine;
 pub mod node;
 pub mod situations;
 mod watch;

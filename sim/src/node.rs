@@ -11,13 +11,14 @@ use crate::containers::Containers;
 use crate::credential::Credential;
 use crate::disk::Disk;
 use crate::hub::Hub;
+use crate::machine::Machine;
 use crate::watch::{News, Watch};
 use kedge_api::Timestamp;
 use kedge_core::config::records::{Read, StateFile};
 use kedge_core::kubelet::{Capacity, LayerText, LocalLayers, Origin};
 use kedge_core::{
-    Action, Answer, Collection, Core, Decommission, Event, Exit, HostFacts, LeaseRequest, Level, Listing,
-    Now, Options, Outcome, Phase, PodNetworks, Report, Request, RequestKey, Runtime, Step, WatchEnd,
+    Action, Answer, Collection, Core, Decommission, Event, Exit, HostFacts, ImageState, LeaseRequest, Level,
+    Listing, Now, Options, Outcome, Phase, PodNetworks, Report, Request, RequestKey, Runtime, Step, WatchEnd,
     WatchFailure, Watched,
 };
 use kedge_hub_core::kinds::{CONFIG_MAP, NODE};
@@ -127,6 +128,8 @@ pub struct Node {
     pub labels: BTreeMap<String, String>,
     /// The slot of the running disk image.
     pub slot: Option<String>,
+    /// `None` if it cannot be updated.
+    pub machine: Option<Machine>,
     /// The record of a decommissioning on its disk.
     pub decommission: Option<Decommission>,
     /// How often state was removed for that.
@@ -166,6 +169,7 @@ impl Node {
             facts: host_facts(name),
             labels: BTreeMap::new(),
             slot: None,
+            machine: None,
             decommission: None,
             removals: 0,
             process: None,
@@ -194,6 +198,7 @@ impl Node {
             local: self.local.clone(),
             labels: self.labels.clone(),
             slot: self.slot.clone(),
+            machine: self.machine.clone(),
             facts: self.facts.clone(),
             process: self.process.as_ref().map(Process::fork),
             containers: self.containers.clone(),
@@ -259,6 +264,7 @@ impl Node {
             dynamic_config: self.dynamic && self.serves_pods(),
             node_labels: self.labels.clone(),
             slot: self.slot.clone(),
+            slots: self.machine.as_ref().map(Machine::slots),
             decommission: self.decommission.clone(),
             boot_id: self.boot_id(),
             previous_run: self.board.previous_run(),
@@ -401,6 +407,11 @@ impl Node {
                 assert!(credential.order.is_none(), "a second order about the credential");
                 credential.order = Some(*order);
             }
+            Action::System(order) => {
+                let machine = self.machine.as_mut().expect("this node cannot be updated");
+                assert!(machine.order.is_none(), "a second order about the system");
+                machine.order = Some(*order);
+            }
             Action::WatchPods(order) => {
                 assert!(order.round > process.pods_round, "a round twice");
                 process.pods_round = order.round;
@@ -510,6 +521,46 @@ impl Node {
         };
         self.handle(Event::Identity(Box::new(event)));
         true
+    }
+
+    /// Performs the order about the system. Returns whether there was one.
+    pub fn do_system(&mut self) -> bool {
+        let is_online = self.is_online();
+        let machine = self.machine.as_mut().filter(|_| self.process.is_some());
+        let events = machine.map(|machine| machine.perform(is_online)).unwrap_or_default();
+        let is_any = !events.is_empty();
+        events.into_iter().for_each(|event| self.handle(Event::System(Box::new(event))));
+        is_any
+    }
+
+    /// Whether requests leave the node.
+    fn is_online(&self) -> bool {
+        self.link && !self.machine.as_ref().is_some_and(Machine::is_deaf)
+    }
+
+    /// The boot loader chooses the slot of this boot.
+    fn boot_machine(&mut self) {
+        if let Some(machine) = &mut self.machine {
+            machine.boot();
+            self.version = machine.agent().cloned().unwrap_or_else(|| "0.1.0".into());
+            self.facts.image = match machine.is_on_trial() {
+                true => ImageState::OnTrial("b"),
+                false => ImageState::NotAsked,
+            };
+        }
+    }
+
+    /// The health check finds the running slot good, or misses contact.
+    pub fn judge_slot(&mut self) {
+        let is_online = self.is_online();
+        let Some(machine) = self.machine.as_mut().filter(|machine| machine.is_on_trial()) else { return };
+        if is_online {
+            machine.bless();
+            self.facts.image = ImageState::Good("b");
+        } else {
+            machine.fail();
+            machine.restarts = true;
+        }
     }
 
     /// Gives the agent the facts about the host.
@@ -728,7 +779,7 @@ impl Node {
         if self.exited() {
             return false;
         }
-        let link = self.link;
+        let link = self.is_online();
         let wall = self.wall_secs();
         let is_refused = self.credential.as_ref().is_some_and(|credential| credential.is_refused(wall));
         let unauthorized = || Answer::Refused {
@@ -745,6 +796,7 @@ impl Node {
         self.do_step()
             || self.do_leaving()
             || self.do_credential()
+            || self.do_system()
             || self.do_facts()
             || self.do_pods()
             || self.do_request(hub, down())
@@ -825,6 +877,7 @@ impl Node {
             containers.power_lost();
         }
         self.board.reboot();
+        self.boot_machine();
         self.disk.lose_power(loss)
     }
 

@@ -20,6 +20,7 @@ use crate::kubelet::{self, Effective};
 use crate::node::calls::Calls;
 use crate::node::decommission::{Decommissioning, Seen};
 use crate::node::events::NodeEvents;
+use crate::node::facts::ImageState;
 use crate::node::heartbeat::Heartbeat;
 use crate::node::object::{NodeNews, NodeObject};
 use crate::options::Options;
@@ -29,6 +30,7 @@ use crate::pods::actor::{Around, PodsActor};
 use crate::pods::{PodEvent, PodReport};
 use crate::reflector::{Reflector, Shown};
 use crate::report::{ConfigReport, Report};
+use crate::system::actor::SystemActor;
 use crate::turn::{Order, Turn, is_not_found};
 use crate::watching::{WatchEnd, WatchFailure, Watched, Watching};
 use crate::writes::{Outcome, Steps, Suspend};
@@ -71,6 +73,7 @@ struct Actors {
     pods: Option<Box<PodsActor>>,
     /// `None` on a node without an API server.
     identity: Option<Box<IdentityActor>>,
+    system: SystemActor,
     contact: Contact,
     is_hub: Option<bool>,
     /// Number of the present server: the servers that the kubeconfig has named are counted.
@@ -108,6 +111,7 @@ impl Core {
             local_effective: Rc::new(local_effective),
             overrides: Rc::new(overrides),
             dynamic: options.dynamic_config,
+            slots: options.slots.clone(),
             boot_id: options.boot_id.clone(),
             previous: options.previous_run.clone(),
             wall: now.wall,
@@ -296,6 +300,7 @@ impl Actors {
             decommissioning: Decommissioning::new(turn.options.decommission.clone()),
             pods,
             identity: None,
+            system: SystemActor::default(),
             contact: Contact::new(turn.now),
             is_hub: None,
             server: 0,
@@ -311,6 +316,9 @@ impl Actors {
             Event::Start | Event::Tick => {}
             Event::StepDone(outcome) => self.config.step_done(outcome, turn),
             Event::HostFacts(facts) => {
+                if matches!(facts.image, ImageState::Good(_)) {
+                    self.config.configuration.slot_is_good();
+                }
                 let (config, floor) = (self.config.config(), self.config.configuration.floor());
                 for notice in self.heartbeat.observe(*facts, config, floor, turn) {
                     self.events.publish(notice, turn);
@@ -387,6 +395,7 @@ impl Actors {
                     identity.take(*event, turn);
                 }
             }
+            Event::System(event) => self.system.take(*event, &mut self.config.configuration, turn),
             Event::Heard { server, event } => self.heard_from(server, *event, turn),
             Event::DecommissionNoted(done) => {
                 if let Some(why) = self.decommissioning.noted(done, turn) {
@@ -661,6 +670,7 @@ impl Actors {
 
     /// Returns whether the exit was ordered.
     fn settle(&mut self, turn: &mut Turn) -> bool {
+        self.system.decide(&mut self.config.configuration, turn);
         self.config.decide(self.node.node(), self.is_hub, &mut self.events, turn);
         if self.config.is_exiting() {
             return true;
@@ -669,6 +679,10 @@ impl Actors {
         self.config.update_watch(self.node.node().is_some(), turn);
         self.heartbeat.refresh_facts(self.config.config(), turn);
         self.heartbeat.pods_held(self.config.configuration.hold().as_ref());
+        self.heartbeat.system(self.system.system_ok(&self.config.configuration));
+        for notice in std::mem::take(&mut self.system.notices) {
+            self.events.publish(notice, turn);
+        }
         self.decommission(turn);
         self.renew_identity(turn);
         self.take_authorities(turn);

@@ -10,6 +10,7 @@ use crate::kubelet::Effective;
 use crate::node::decommission::Decommission;
 use crate::node::facts::HostFacts;
 use crate::pods::{PodAction, PodAsk, PodEvent};
+use crate::system::{SystemEvent, SystemOrder};
 use crate::watching::{ObjectVersion, WatchEnd, WatchOrder, Watched};
 use crate::writes::{Outcome, Step};
 use serde_json::Value;
@@ -67,6 +68,8 @@ pub enum Event {
     Pods(Box<PodEvent>),
     /// Answers to [`Action::Identity`].
     Identity(Box<IdentityEvent>),
+    /// Answers to [`Action::System`], and changes of the slots.
+    System(Box<SystemEvent>),
     /// This came from the API server of that number: the servers that the kubeconfig has named are counted.
     /// Events of an earlier one are dropped; with the first of a later one, all facts from the earlier are
     /// forgotten.
@@ -147,6 +150,8 @@ pub enum Action {
     Pods(Box<PodAction>),
     /// An order about the node's own credential.
     Identity(Box<IdentityAction>),
+    /// An order about the system of this machine.
+    System(Box<SystemOrder>),
     /// Read the set of certificate authorities of this name from the server, and trust it from then on, if
     /// all checks pass. There is no answer but the next facts.
     TakeAuthorities(String),

@@ -6,6 +6,7 @@
 use crate::config::judge::PreviousRun;
 use crate::kubelet::LocalLayers;
 use crate::node::decommission::Decommission;
+use crate::system::Slots;
 use std::collections::BTreeMap;
 
 /// Settings from the command line and the board, fixed for this run.
@@ -23,6 +24,8 @@ pub struct Options {
     pub node_labels: BTreeMap<String, String>,
     /// The running slot of the disk image, `a` or `b`; `None` if this node runs none.
     pub slot: Option<String>,
+    /// The slots of this machine, if it can be updated.
+    pub slots: Option<Slots>,
     /// How far an administrator's decommissioning has come, if one was begun.
     pub decommission: Option<Decommission>,
     /// Boot id of this boot.

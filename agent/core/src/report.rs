@@ -133,6 +133,8 @@ fn obstacle_name(obstacle: &Obstacle) -> &'static str {
         Obstacle::VerdictsUnknown(_) => "verdicts-unknown",
         Obstacle::NotRecorded(_) => "not-recorded",
         Obstacle::SourceInvalid(_) => "source-invalid",
+        Obstacle::WaitsForSystem { .. } => "waits-for-system",
+        Obstacle::BadSystem { .. } => "bad-system",
     }
 }
 

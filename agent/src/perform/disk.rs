@@ -39,8 +39,8 @@ const DESIRED: [&str; 2] = ["pods/desired", "pods/objects"];
 const DESIRED_BYTES: usize = 2 * 1024 * 1024;
 
 /// Directories below `--root-dir` that are not the configuration's and have records: of pods, of the port,
-/// and the node's own credential.
-pub(crate) const BESIDE: [&str; 4] = [DESIRED[0], DESIRED[1], "serving", "pki"];
+/// the node's own credential, and of systems.
+pub(crate) const BESIDE: [&str; 5] = [DESIRED[0], DESIRED[1], "serving", "pki", "system"];
 
 /// Most unusable records of pods that are kept, and the largest: more would fill a small disk.
 const MOST_ASIDE: usize = 20;
@@ -333,7 +333,7 @@ impl DiskLoop {
                 let done = if file.can_be_had_again() {
                     self.files.write_beside_reserve(Path::new(&path), &bytes)
                 } else {
-                    self.files.write_durably(Path::new(&path), &bytes)
+                    self.files_of(&file).write_durably(Path::new(&path), &bytes)
                 };
                 log::debug!(
                     "wrote {path}, {} bytes: {}",
@@ -347,6 +347,10 @@ impl DiskLoop {
                 self.health.note_write(&path, &done);
                 Outcome::Done(done)
             }
+            Step::SetAside(file) if file.is_below_root() => {
+                let done = self.root_files.set_aside(Path::new(&file.path(&self.version)));
+                Outcome::Done(done.map(drop).map_err(|error| crate::errors::chain(&error)))
+            }
             Step::SetAside(file) => {
                 let stays = file == StateFile::BadConfigs;
                 Outcome::Done(self.set_aside(Path::new(&file.path(&self.version)), stays))
@@ -354,11 +358,16 @@ impl DiskLoop {
         }
     }
 
+    fn files_of(&self, file: &StateFile) -> &dyn Files {
+        if file.is_below_root() { &*self.root_files } else { &*self.files }
+    }
+
     fn read(&self, file: &StateFile) -> Read {
         let path = file.path(&self.version);
         let path = Path::new(&path);
-        match self.files.read(path, CHECKPOINT_BYTES) {
+        match self.files_of(file).read(path, CHECKPOINT_BYTES) {
             Ok(bytes) => Read::Content(bytes),
+            Err(ReadError::NotFound { .. }) if file.is_below_root() => Read::Absent,
             Err(ReadError::NotFound { .. }) => match (self.why_not_there(path), file) {
                 // if other records were lost, the node behaves as if they had never existed
                 (Read::Absent, StateFile::Current | StateFile::LastKnownGood) if self.was_displaced => {

@@ -11,6 +11,7 @@ use crate::output::{Observer, shortened_rounds};
 use kedge_core::{Answer, Event, Exit, Runtime, Step};
 use kedge_sim::disk::{WriteFault, name};
 use kedge_sim::hub::{Flavour, Hub, NAMESPACE};
+use kedge_sim::machine::{self, Machine, Nature};
 use kedge_sim::situations::TRIAL_AND_A_RENEWAL;
 use kedge_sim::{NODE, Seen, World, map_event, payload};
 use serde_json::{Value, json};
@@ -137,6 +138,39 @@ impl Stage {
                 self.write_unheard(rest);
                 self.world.power_cut();
                 self.held = false;
+            }
+            // a machine with two slots
+            "machine" => {
+                self.world.machine = Some(Machine::default());
+                return true;
+            }
+            "system" => {
+                let (system, nature) = rest.split_once(' ').expect("system Y NATURE");
+                let machine = world.machine.as_mut().expect("a machine");
+                match nature {
+                    "hangs" => drop(machine.natures.insert(system.into(), Nature::Hangs)),
+                    "deaf" => drop(machine.natures.insert(system.into(), Nature::Deaf)),
+                    "deaf-later" => drop(machine.natures.insert(system.into(), Nature::DeafLater)),
+                    "good" => drop(machine.natures.remove(system)),
+                    _ => {
+                        let version = nature.strip_prefix("agent=").expect("a nature, or agent=VERSION");
+                        machine.agents.insert(system.into(), version.into());
+                    }
+                }
+            }
+            // the restart that the agent ordered, or one of the health check
+            "boot" => {
+                self.held = false;
+                assert!(world.machine.as_ref().is_some_and(|it| it.restarts), "no restart was ordered");
+                world.reboot();
+            }
+            // the end of a slot's trial
+            "judge" => world.judge_slot(),
+            "lose-tries" => world.machine.as_mut().expect("a machine").lose_tries(),
+            "list" => {
+                let machine = world.machine.as_ref().expect("a machine");
+                let line = format!("runs {} of: {}", machine.runs(), machine.list());
+                self.observer.note(&line);
             }
             "dies" => {
                 self.held = false;
@@ -391,7 +425,12 @@ fn text_of(content: &str) -> String {
 
 fn fields_of(content: &str) -> String {
     let fields = content.split(' ').filter(|field| !field.is_empty());
-    fields.map(|field| field.replacen('=', ": ", 1).replace(":_", ": ") + "\n").collect()
+    fields
+        .map(|field| match field.strip_prefix("system=") {
+            Some(system) => machine::wants(system) + "\n",
+            None => field.replacen('=', ": ", 1).replace(":_", ": ") + "\n",
+        })
+        .collect()
 }
 
 /// A JSON string gives its text; anything else is taken literally.

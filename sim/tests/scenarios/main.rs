@@ -40,6 +40,7 @@ scenarios! {
     rule_f_contact
     source
     start
+    systems
     worse
 }
 

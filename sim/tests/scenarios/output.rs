@@ -10,6 +10,7 @@
 
 use kedge_core::config::records::StateFile;
 use kedge_core::{Action, Level, Outcome, Step};
+use kedge_sim::machine::{self, Machine};
 use kedge_sim::{Seen, World};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -184,6 +185,7 @@ impl Observer {
             Seen::Asked(Action::Exit { why, .. }) => {
                 (why != "asked to stop").then(|| format!("exits: {why}"))
             }
+            Seen::Asked(Action::System(order)) => Some(format!("orders {}", Machine::shown(order))),
             Seen::Performed(Step::Write(file, bytes), Outcome::Done(Ok(()))) => {
                 Some(format!("writes {}", self.record(file, bytes)))
             }
@@ -296,6 +298,8 @@ impl Observer {
             StateFile::LastKnownGood => format!("last-known-good: {}", self.source(&record)),
             StateFile::BadConfigs => format!("bad-configs: {}", self.verdicts(&record)),
             StateFile::Startups => self.counts(&record),
+            StateFile::SystemWanted => format!("system/wanted: {}", wanted(&record)),
+            StateFile::SystemBad => format!("system/bad: {}", bad(&record)),
         }
     }
 
@@ -319,6 +323,9 @@ impl Observer {
         }
         if !matches!(self.named(text("nodeUID")).as_str(), "" | "NODE") {
             words.push(format!("for {}", text("nodeUID")));
+        }
+        if let Some(system) = record["system"].as_str() {
+            words.push(format!("on {}", system_of(system)));
         }
         if record["previous"].is_object() {
             words.push(format!("before it {}", self.source(&record["previous"])));
@@ -549,4 +556,40 @@ pub(crate) fn shortened_rounds(rounds: Vec<Vec<String>>) -> Vec<String> {
         }
     }
     short
+}
+
+/// The letter of a system.
+fn system_of(digest: &str) -> &str {
+    let systems = ["X", "Y", "Z"];
+    systems.into_iter().find(|name| machine::digest_of(name).to_string() == digest).unwrap_or(digest)
+}
+
+fn wanted(record: &Value) -> String {
+    let text = |member: &str| record[member].as_str().unwrap_or_default();
+    if text("digest").is_empty() {
+        return "nothing".into();
+    }
+    let mut words = format!("{} {}", system_of(text("digest")), text("state"));
+    if let Some(attempts) = record["attempts"].as_u64() {
+        words.push_str(&format!(", attempts {attempts}"));
+    }
+    words
+}
+
+fn bad(record: &Value) -> String {
+    let list = |member: &str| record[member].as_array().cloned().unwrap_or_default();
+    let system = |bad: &Value| {
+        let text = |member: &str| bad[member].as_str().unwrap_or_default();
+        let again = if text("again").is_empty() { "final" } else { text("again") };
+        format!(
+            "{} {} {} {again}",
+            system_of(text("digest")),
+            text("fault"),
+            bad["tries"].as_u64().unwrap_or(0)
+        )
+    };
+    let mut words: Vec<String> = list("systems").iter().map(system).collect();
+    let pair = |pair: &Value| format!("a pair with {}", system_of(pair["digest"].as_str().unwrap_or("none")));
+    words.extend(list("pairs").iter().map(pair));
+    if words.is_empty() { "none".into() } else { words.join(", ") }
 }

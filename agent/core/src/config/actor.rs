@@ -61,6 +61,7 @@ struct StartNews {
     changed: Option<String>,
     condemned: Vec<Verdict>,
     report: Option<String>,
+    rolled_back: Option<String>,
 }
 
 impl StartNews {
@@ -72,6 +73,7 @@ impl StartNews {
             changed: started.changed.take(),
             condemned: std::mem::take(&mut started.condemned),
             report: started.report.take(),
+            rolled_back: started.rolled_back.take(),
         }
     }
 }
@@ -115,6 +117,9 @@ impl ConfigActor {
         if let Some(how) = news.ended {
             let message = format!("the previous run of the agent did not end cleanly: {how}");
             events.publish(warning("UncleanExit", message), turn);
+        }
+        if let Some(why) = news.rolled_back {
+            events.publish(warning("SystemRolledBack", why), turn);
         }
         if let Some(why) = news.held {
             events.publish(warning("ProvenConfigCrashes", why), turn);

@@ -63,6 +63,9 @@ fn status_and_reason(view: &View) -> (&'static str, String) {
         (None, Some(obstacle)) => {
             let uid = assigned_uid(view);
             let (status, mut reason) = obstacle_reason(obstacle, "current", &uid);
+            if let (Obstacle::WaitsForSystem { .. }, Some(progress)) = (obstacle, view.system) {
+                reason = format!("{reason} ({progress})");
+            }
             for (rank, uid, fallback) in view.standing.passed_over() {
                 reason = format!("{reason}; {}", obstacle_reason(fallback, rank.name(), uid).1);
             }
@@ -130,6 +133,15 @@ fn obstacle_reason(obstacle: &Obstacle, what: &str, uid: &str) -> (&'static str,
         ),
         Obstacle::SourceInvalid(cause) => {
             ("Unknown", format!("failed to sync, desired config unclear, cause: {cause}"))
+        }
+        // without a wish of its own it waits until the system that runs is proven
+        Obstacle::WaitsForSystem { version } if version.is_empty() => {
+            ("Unknown", "waits until the system that runs is proven".into())
+        }
+        Obstacle::WaitsForSystem { version } => ("Unknown", format!("waits for system {version}")),
+        Obstacle::BadSystem { version, reason, is_final } => {
+            let status = if *is_final { "False" } else { "Unknown" };
+            (status, format!("system {version} failed here: {reason}"))
         }
     }
 }

@@ -11,7 +11,9 @@ use crate::config::records::{
     last_known_good_bytes, read_last_known_good, shortened,
 };
 use crate::config::source::Source;
+use crate::config::system::Systems;
 use crate::kubelet::{LayerText, Origin};
+use crate::system::records::{BadSystems, WantedRecord};
 use crate::writes::{Durable, Steps, Suspendable};
 use kedge_api::{ConfigMap, excerpt};
 use std::rc::Rc;
@@ -23,6 +25,8 @@ pub(crate) struct Disk {
     pub(crate) last_known_good: Known<LastKnownGood>,
     pub(crate) bad_configs: Known<BadConfigs>,
     pub(crate) startups: Known<Startups>,
+    /// Read on a machine with slots only.
+    pub(crate) systems: Systems,
 }
 
 /// The assigned config, as far as the records show.
@@ -43,6 +47,7 @@ impl Disk {
             last_known_good: Known::Absent,
             bad_configs: Known::Absent,
             startups: Known::Absent,
+            systems: Systems::default(),
         }
     }
 
@@ -67,7 +72,45 @@ impl Disk {
             findings.push(format!("{} is unknown: {why}", file_name(&StateFile::BadConfigs)));
             bad_configs = Known::Unknown { why, set_aside: true };
         }
-        Ok(Self { current, last_known_good, bad_configs, startups })
+        Ok(Self { current, last_known_good, bad_configs, startups, systems: Systems::default() })
+    }
+
+    /// Reads the records of systems; unreadable ones are set aside and listed, and count as none.
+    pub(crate) fn read_systems(&mut self, steps: &mut Steps, findings: &mut Vec<String>) -> Suspendable<()> {
+        let wanted =
+            record(steps, StateFile::SystemWanted, |read| of_system(read, WantedRecord::read), findings)?;
+        let bad = record(steps, StateFile::SystemBad, |read| of_system(read, BadSystems::read), findings)?;
+        self.systems = Systems {
+            wanted: wanted.known().cloned().flatten(),
+            bad: bad.known().cloned().unwrap_or_default(),
+        };
+        Ok(())
+    }
+
+    pub(crate) fn put_wanted(
+        &mut self,
+        steps: &mut Steps,
+        wanted: Option<WantedRecord>,
+    ) -> Suspendable<Durable> {
+        if self.systems.wanted == wanted {
+            return Ok(Ok(()));
+        }
+        let done = steps.write(StateFile::SystemWanted, WantedRecord::to_bytes(wanted.as_ref()))?;
+        if done.is_ok() {
+            self.systems.wanted = wanted;
+        }
+        Ok(done)
+    }
+
+    pub(crate) fn put_bad_systems(&mut self, steps: &mut Steps, bad: BadSystems) -> Suspendable<Durable> {
+        if self.systems.bad == bad {
+            return Ok(Ok(()));
+        }
+        let done = steps.write(StateFile::SystemBad, bad.to_bytes())?;
+        if done.is_ok() {
+            self.systems.bad = bad;
+        }
+        Ok(done)
     }
 
     /// The assigned config.
@@ -177,6 +220,18 @@ fn record<T>(
     Ok(known)
 }
 
+/// A record of systems: there are no newer forms to leave alone.
+fn of_system<T>(read: &Read, of: fn(&[u8]) -> Result<T, String>) -> Known<T> {
+    match read {
+        Read::Absent | Read::SetAside => Known::Absent,
+        Read::Unreadable(why) => Known::Unknown { why: why.clone(), set_aside: true },
+        Read::Content(bytes) => match of(bytes) {
+            Ok(record) => Known::Is(record),
+            Err(why) => Known::Unknown { why: shortened(&why), set_aside: true },
+        },
+    }
+}
+
 fn file_name(file: &StateFile) -> &'static str {
     match file {
         StateFile::Current => "current",
@@ -184,6 +239,8 @@ fn file_name(file: &StateFile) -> &'static str {
         StateFile::BadConfigs => "bad-configs.json",
         StateFile::Startups => "startups.json",
         StateFile::Checkpoint(_) => "a checkpoint",
+        StateFile::SystemWanted => "system/wanted",
+        StateFile::SystemBad => "system/bad",
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) const LONGEST_WAIT_MS: u64 = 24 * 3600 * 1000;
 
 /// Counted startups that a proven config may have before pods are held, and again before it is set aside: as
 /// many as can be remembered, whatever threshold it sets.
-const PROVEN_THRESHOLD: usize = STARTUPS - 1;
+pub(super) const PROVEN_THRESHOLD: usize = STARTUPS - 1;
 
 /// How long a fallback must run well before a config with this verdict is tried again; `None` if it is not.
 /// After a loss of contact until the node's conditions are the fallback's own, then for the fallback's trial,

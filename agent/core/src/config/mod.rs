@@ -16,4 +16,5 @@ pub(crate) mod running;
 pub mod source;
 pub(crate) mod standing;
 pub(crate) mod start;
+pub(crate) mod system;
 pub(crate) mod transition;

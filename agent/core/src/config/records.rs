@@ -43,7 +43,8 @@ const REASON_BYTES: usize = 512;
 /// Longest field and place of a verdict kept: there may be [`BAD_UIDS`] times [`BAD_CONTENTS`].
 const DETAIL_BYTES: usize = 400;
 
-/// A file of the configuration's state. Paths are relative to `--dynamic-config-dir`.
+/// A file of the configuration's state. Paths are relative to `--dynamic-config-dir`, or to `--root-dir`:
+/// see [`StateFile::is_below_root`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StateFile {
     /// The assigned config.
@@ -56,6 +57,10 @@ pub enum StateFile {
     Startups,
     /// A whole ConfigMap.
     Checkpoint(CheckpointName),
+    /// The update of the system, below `--root-dir`.
+    SystemWanted,
+    /// What systems did here, below `--root-dir`.
+    SystemBad,
 }
 
 /// The name of a checkpoint: the UID of the object it was made of, and the digest of the payload in it. Both
@@ -88,7 +93,14 @@ impl StateFile {
             Self::BadConfigs => format!("{version}/bad-configs.json"),
             Self::Startups => format!("{version}/startups.json"),
             Self::Checkpoint(name) => format!("checkpoints/{}/{}", name.uid, name.file),
+            Self::SystemWanted => "system/wanted".into(),
+            Self::SystemBad => "system/bad".into(),
         }
+    }
+
+    /// Whether its path is below `--root-dir`: it is not the configuration's.
+    pub fn is_below_root(&self) -> bool {
+        matches!(self, Self::SystemWanted | Self::SystemBad)
     }
 
     /// Whether the API server has its content: then it may not use the room that is reserved for the records.
@@ -235,6 +247,8 @@ pub struct LastKnownGood {
     pub config: Option<ConfigRecord>,
     /// The last-known-good before it, the next one to fall back to; None means local.
     pub previous: Option<ConfigRecord>,
+    /// The system on which it ran its trial: the way back of the machine. Agents that do not know it drop it.
+    pub system: Option<Digest>,
 }
 
 /// The owner of counts: the local config, or a payload, whichever object has it and whatever drop-ins are
@@ -258,6 +272,8 @@ pub struct Startups {
     pub held: u8,
     /// The node's faults when the config on trial was adopted: they do not count against the config.
     pub baseline: Complaints,
+    /// The system on which all of it was counted, if the machine has slots.
+    pub system: Option<Digest>,
     /// At most [`COUNTED_CONFIGS`].
     pub records: SortedMap<RanAs, Counts>,
     /// In earlier releases' form: counts of the one config that ran, by its content id. A start finds the
@@ -470,6 +486,11 @@ pub enum BadKind {
 }
 
 impl BadKind {
+    /// Whether it is a verdict for good.
+    pub(crate) fn is_final(self) -> bool {
+        matches!(self, Self::Parse | Self::Validate | Self::CrashLoop)
+    }
+
     /// Whether it is about a config's text; all others are about its behaviour.
     pub(crate) fn is_of_text(self) -> bool {
         matches!(self, Self::Parse | Self::Validate)
@@ -754,6 +775,8 @@ struct RecordJson {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     reset: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    system: Option<Digest>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     previous: Option<Box<RecordJson>>,
 }
 
@@ -778,6 +801,7 @@ impl RecordJson {
             downloaded: None,
             invalid_source: None,
             reset: false,
+            system: None,
             previous: None,
         }
     }
@@ -898,13 +922,14 @@ impl Current {
 pub fn read_last_known_good(read: &Read) -> Known<LastKnownGood> {
     shared_record(read, LastKnownGood::default(), |json| {
         let previous = json.previous.as_ref().map(|previous| previous.config()).transpose()?;
-        Ok(LastKnownGood { config: json.config()?, previous: previous.flatten() })
+        Ok(LastKnownGood { config: json.config()?, previous: previous.flatten(), system: json.system })
     })
 }
 
 /// The text of `last-known-good`.
 pub fn last_known_good_bytes(good: &LastKnownGood) -> Vec<u8> {
     let mut json = RecordJson::of(good.config.as_ref());
+    json.system = good.system;
     json.previous = good.previous.as_ref().map(|previous| {
         Box::new(RecordJson { api_version: String::new(), ..RecordJson::of(Some(previous)) })
     });
@@ -921,6 +946,8 @@ struct StartupsJson {
     held: u8,
     #[serde(default, skip_serializing_if = "is_default")]
     baseline: Complaints,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    system: Option<Digest>,
     records: SortedMap<String, CountsJson>,
 }
 
@@ -1062,6 +1089,7 @@ impl Startups {
             hold: json.hold,
             held: json.held,
             baseline: json.baseline,
+            system: json.system,
             records: records.collect::<Result<_, String>>()?,
             older: None,
         })
@@ -1097,6 +1125,7 @@ impl Startups {
             hold: self.hold,
             held: self.held,
             baseline: self.baseline,
+            system: self.system,
             records: records.collect(),
         })
     }
@@ -1261,7 +1290,7 @@ mod tests {
             Some(elsewhere("u-0", "6")),
             Some(ConfigRecord { checkpoint: other, ..record() }),
         ] {
-            let alone = LastKnownGood { config, previous: None };
+            let alone = LastKnownGood { config, ..LastKnownGood::default() };
             let good = LastKnownGood { previous: Some(older()), ..alone.clone() };
             assert_eq!(read_last_known_good(&content(&last_known_good_bytes(&alone))), Known::Is(alone));
             assert_eq!(read_last_known_good(&content(&last_known_good_bytes(&good))), Known::Is(good));
@@ -1373,7 +1402,11 @@ mod tests {
     /// checkpoint.
     #[test]
     fn record_has_the_version_of_the_release_that_can_read_it() {
-        let good = |config: Option<ConfigRecord>| LastKnownGood { config, previous: Some(record()) };
+        let good = |config: Option<ConfigRecord>| LastKnownGood {
+            config,
+            previous: Some(record()),
+            system: Some(Digest::of(b"system")),
+        };
         let version = |config: Option<ConfigRecord>| {
             let json: Value = serde_json::from_slice(&last_known_good_bytes(&good(config))).expect("JSON");
             json["apiVersion"].as_str().expect("a text").to_owned()

@@ -9,6 +9,7 @@
 
 mod comparing;
 mod fallback;
+mod systems;
 mod trial;
 mod verdicts;
 
@@ -24,6 +25,7 @@ use crate::config::requested::{Object, Requested, SyncProblem};
 use crate::config::source::{RequestedSource, Source};
 use crate::config::standing::{Obstacle, Standing, Substitute};
 use crate::config::start::{Facts, Floor, InUse, Started};
+use crate::config::system::{Asked, Systems};
 use crate::config::transition::{Job, Transition};
 use crate::kubelet::Effective;
 use crate::writes::{Outcome, Step, Steps, Suspend, Suspendable};
@@ -139,6 +141,10 @@ struct Timing {
     saved_ran_ms: u64,
     /// When an API server last accepted a renewal or a status, or when this run began.
     silent_since: Duration,
+    /// One did in this run.
+    is_heard: bool,
+    /// A renewal was accepted when the config in use had run well for its trial.
+    heard_at_end: bool,
 }
 
 /// The node's faults.
@@ -223,6 +229,12 @@ pub(crate) struct Configuration {
     job: Option<Job>,
     writes: Writes,
     notices: Vec<Notice>,
+    /// What the assigned payload wants of this machine.
+    asked: Asked,
+    /// Records of systems that wait for the disk, and whether the way back is noted before.
+    systems_due: Option<(Systems, bool)>,
+    /// How far an update of the system has come.
+    system_progress: Option<String>,
 }
 
 /// The parts that condition and report are composed from: the records, the config in use, and its relation to
@@ -237,6 +249,8 @@ pub(crate) struct View<'a> {
     /// Why the exit that comes next cannot happen.
     pub(crate) held_up: Option<&'a str>,
     pub(crate) edited: Option<&'a str>,
+    /// How far the update has come that the assigned config waits for.
+    pub(crate) system: Option<&'a str>,
     /// resourceVersion of the assigned object as last read, if its payload is the recorded one.
     pub(crate) latest: Option<&'a str>,
 }
@@ -258,6 +272,8 @@ impl Configuration {
                 counted_since: now.mono,
                 saved_ran_ms: started.in_use.counts.ran_ms,
                 silent_since: now.mono,
+                is_heard: false,
+                heard_at_end: false,
             },
             in_use: started.in_use,
             standing: started.standing,
@@ -283,6 +299,9 @@ impl Configuration {
                 not_before: if disk_refused { now.mono.saturating_add(RETRY_WRITE) } else { now.mono },
             },
             notices: Vec::new(),
+            asked: started.asked,
+            systems_due: None,
+            system_progress: None,
         }
     }
 
@@ -372,7 +391,7 @@ impl Configuration {
         let counts = &mut self.in_use.counts;
         counts.worst_silence_ms = counts.worst_silence_ms.max(silence);
         (counts.contact, counts.silent_ms) = (true, 0);
-        self.timing.silent_since = now.mono;
+        (self.timing.silent_since, self.timing.is_heard) = (now.mono, true);
     }
 
     /// An API server accepted a renewal. One that arrives just after the process began may be the last before
@@ -389,6 +408,7 @@ impl Configuration {
         let two_periods = Duration::from_millis(lease_secs * 1000 / 2).min(Duration::from_millis(trial_ms));
         let is_old = now.mono.saturating_sub(self.timing.began) >= two_periods;
         if is_old && ran_ms >= trial_ms {
+            self.timing.heard_at_end = true;
             self.standing.heard_after_trial();
         }
     }
@@ -497,6 +517,7 @@ impl Configuration {
             sync: self.requested.problem.as_ref(),
             held_up: self.exit.held_up.as_deref(),
             edited: self.requested.edited.as_deref(),
+            system: self.system_progress.as_deref(),
             latest: match &self.requested.object {
                 Object::Compared { resource_version, .. } if self.requested.edited.is_none() => {
                     Some(resource_version)
@@ -606,6 +627,7 @@ impl Configuration {
             if !self.is_settled() {
                 deadlines.push(at(self.save_due_ms()));
             }
+            deadlines.extend(self.probation_ends());
         }
         if self.waits_for_disk() {
             deadlines.push(self.writes.not_before);
@@ -643,6 +665,8 @@ impl Configuration {
         }
         from_source
             .or_else(|| self.promotion(now))
+            .or_else(|| self.system_promotion())
+            .or_else(|| self.note_systems())
             .or_else(|| self.silent_trial(now))
             .or_else(|| self.progress(now))
             .or_else(|| self.retry_assigned(now))
@@ -736,11 +760,21 @@ impl Configuration {
                 }
                 Transition::Promote { startups, config, previous, bad } => {
                     durable!(disk.put_startups(steps, startups.clone()));
-                    let good = LastKnownGood { config: Some(config.clone()), previous: previous.clone() };
+                    let (config, system) = (Some(config.clone()), self.promoted_system());
+                    let good = LastKnownGood { config, previous: previous.clone(), system };
                     durable!(disk.put_last_known_good(steps, good));
                     if let Some(bad) = bad {
                         durable!(disk.put_bad_configs(steps, bad.clone()));
                     }
+                }
+                Transition::PromoteSystem { good, .. } => {
+                    durable!(disk.put_last_known_good(steps, good.clone()));
+                }
+                Transition::NoteSystems { systems, good } => {
+                    if let Some(good) = good {
+                        durable!(disk.put_last_known_good(steps, good.clone()));
+                    }
+                    durable!(disk.put_systems(steps, systems.clone()));
                 }
                 Transition::SilentTrial { startups } => {
                     durable!(disk.put_startups(steps, startups.clone()));
@@ -773,13 +807,14 @@ impl Configuration {
                     }
                 }
                 Transition::NoteAsked { bad } => durable!(disk.put_bad_configs(steps, bad.clone())),
-                Transition::Forgive { bad, emptied, .. } => {
+                Transition::Forgive { uid, bad, emptied } => {
                     // before the verdict, or a cut in between would leave the counts that led to it, and the
                     // next start would judge by them
                     if emptied.is_due {
                         durable!(disk.put_startups(steps, emptied.startups.clone()));
                     }
                     durable!(disk.put_bad_configs(steps, bad.clone()));
+                    durable!(disk.put_systems(steps, self.systems_without(uid)));
                 }
                 Transition::CleanExit { why, closed, verdict } => {
                     // the record of this end replaces the one that proves it
@@ -893,7 +928,21 @@ impl Configuration {
                 self.saved(startups);
                 None
             }
+            Transition::PromoteSystem { is_same, .. } => {
+                if !is_same {
+                    let ours = self.in_use.config.as_ref().map(|(_, is)| *is);
+                    self.contents.previous = std::mem::replace(&mut self.contents.last_known_good, ours);
+                }
+                self.checkpoints.must_sweep |= !is_same;
+                self.systems_changed();
+                None
+            }
+            Transition::NoteSystems { .. } => {
+                self.systems_changed();
+                None
+            }
             Transition::AdoptBad { is, verdict, .. } => {
+                self.asked = Asked::default();
                 self.begin_wait(now);
                 self.contents.assigned = Some(*is);
                 (self.requested.edited, self.checkpoints.unnamed) = (None, None);
@@ -940,6 +989,7 @@ impl Configuration {
                     self.standing.cleared(|obstacle| matches!(obstacle, Obstacle::Marked { .. }));
                 }
                 self.rejudge();
+                self.systems_changed();
                 normal("ConfigForgiven", format!("the verdicts on UID {uid} were removed on request"))
             }
             _ => None,

@@ -66,9 +66,18 @@ pub(crate) enum Obstacle {
     NotRecorded(String),
     /// The source was invalid when it was last read.
     SourceInvalid(String),
+    /// It wants another system than the one that runs, or one that is on probation (rule s).
+    WaitsForSystem { version: String },
+    /// It wants a system that failed here (rule g).
+    BadSystem { version: String, reason: String, is_final: bool },
 }
 
 impl Obstacle {
+    /// Whether it is about the system that the config wants.
+    pub(crate) fn is_of_system(&self) -> bool {
+        matches!(self, Self::WaitsForSystem { .. } | Self::BadSystem { .. })
+    }
+
     /// Whether this standing ends when the disk accepts the refused write.
     fn waits_for_disk(&self) -> bool {
         matches!(self, Self::Marked { recorded: false, .. } | Self::NotRecorded(_))
@@ -239,6 +248,15 @@ impl Standing {
     pub(crate) fn marked(&mut self, verdict: Verdict) {
         if let Some(fallback) = self.fallback_mut() {
             fallback.obstacle = Some(Obstacle::Marked { verdict, recorded: true });
+        }
+    }
+
+    /// The obstacle is another one now, if it is about the system.
+    pub(crate) fn system_judged(&mut self, obstacle: Option<Obstacle>) {
+        if let Some(fallback) = self.fallback_mut()
+            && fallback.obstacle.as_ref().is_some_and(Obstacle::is_of_system)
+        {
+            fallback.obstacle = obstacle;
         }
     }
 

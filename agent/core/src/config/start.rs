@@ -13,8 +13,10 @@ use crate::config::records::{
     shortened_detail,
 };
 use crate::config::standing::{Obstacle, Rank, Standing};
+use crate::config::system::{self, Asked, GoBack};
 use crate::kubelet::error::{ConfigError, ErrorKind};
 use crate::kubelet::{self, Config, Effective, Eviction, LocalLayers};
+use crate::system::Slots;
 use crate::writes::{Durable, Steps, Suspendable};
 use kedge_api::Timestamp;
 use std::rc::Rc;
@@ -30,6 +32,8 @@ pub(crate) struct Facts {
     pub(crate) overrides: Rc<Vec<u8>>,
     /// `--dynamic-config`.
     pub(crate) dynamic: bool,
+    /// The slots of this machine, if it has some.
+    pub(crate) slots: Option<Slots>,
     /// This boot.
     pub(crate) boot_id: String,
     /// How the previous run ended, as far as it was recorded.
@@ -103,6 +107,12 @@ pub(crate) struct Started {
     pub(crate) evidence_unrecorded: bool,
     /// There was no list of bad configs yet: this version of the agent is new here, or has condemned nothing.
     pub(crate) began_list: bool,
+    /// What the assigned payload wants of this machine.
+    pub(crate) asked: Asked,
+    /// Why the machine goes back to the system of last-known-good, or has just come back.
+    pub(crate) rolled_back: Option<String>,
+    /// A proven config failed on this system.
+    go_back: Option<GoBack>,
 }
 
 /// Results of parsing, each by the config and whether it was judged as a proven one: a program that runs
@@ -159,13 +169,20 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
         held: None,
         // with dynamic config off, evidence is not counted, so it is not consumed
         evidence_unrecorded: !facts.dynamic,
+        asked: Asked::default(),
+        rolled_back: None,
+        go_back: None,
     };
     if !facts.dynamic {
         return Ok(started);
     }
+    let mut started = started;
+    if facts.slots.is_some() {
+        started.disk.read_systems(steps, &mut started.findings)?;
+        started.read_list(steps, facts)?;
+    }
     match started.disk.assigned() {
         AssignedNow::Local => {
-            let mut started = started;
             started.disk.settle_verdicts(steps, &AssignedNow::Local, None)?;
             start_local(steps, facts, started)
         }
@@ -173,7 +190,6 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
             start_assigned(steps, facts, parsed, started, config, downloaded)
         }
         AssignedNow::Unknown(why) => {
-            let mut started = started;
             let fallbacks = fallbacks(steps, facts, &mut started, None)?;
             run_first(steps, facts, parsed, started, fallbacks, Some(Obstacle::AssignmentUnknown(why)))
         }
@@ -189,7 +205,9 @@ fn start_local(steps: &mut Steps, facts: &Facts, mut started: Started) -> Suspen
     if started.disk.current.known().is_some_and(|current| current.reset) {
         fallbacks(steps, facts, &mut started, None)?;
     } else if started.disk.last_known_good != Known::Absent {
-        let _ = started.disk.put_last_known_good(steps, LastKnownGood::default())?;
+        // the machine's way back stays
+        let good = LastKnownGood { system: started.disk.way_back(), ..LastKnownGood::default() };
+        let _ = started.disk.put_last_known_good(steps, good)?;
     }
     let ran_config = |startups: &Startups| matches!(startups.last, Some(RanAs::Payload(_)));
     if ran_config(&started.startups) {
@@ -204,6 +222,7 @@ fn start_local(steps: &mut Steps, facts: &Facts, mut started: Started) -> Suspen
     let counts = started.startups.of_next(RanAs::Local, facts.local_id());
     let weighed = judge::by_counts(&counts, started.startups.hold, started.in_use.terms, true);
     let mut started = use_local(steps, facts, started, counts, weighed)?;
+    started.leave_system(steps, facts, None)?;
     let is_recorded = started.disk.startups != before.1;
     let is_another = was_config && is_recorded || started.disk.last_known_good != before.0;
     started.changed = is_another.then(|| "kedge restarted to use local config".to_owned());
@@ -378,7 +397,10 @@ fn run_first(
                     started.floor =
                         (rank == Rank::Assigned && !is_good).then(|| floor(facts, parsed, &chain));
                     let standing = Standing::of(rank, is_good, obstacle, passed_over);
-                    return Ok(Started { in_use, standing, ..started });
+                    let mut started = Started { in_use, standing, ..started };
+                    let content = candidate.content.as_ref().ok();
+                    started.leave_system(steps, facts, content.filter(|_| rank == Rank::LastKnownGood))?;
+                    return Ok(started);
                 }
                 (Err(why), Rank::Assigned) => obstacle = Some(why),
                 (Err(why), rank) => passed_over.push((rank, candidate.config.uid.clone(), why)),
@@ -393,7 +415,9 @@ fn run_first(
         let is_last_resort = matches!(weighed, Weighed::Bad(_)) && !is_last;
         if !(is_last_resort && end_waits(steps, &mut started, &chain)?) {
             started.standing = Standing::local_for(obstacle, passed_over);
-            return use_local(steps, facts, started, counts, weighed);
+            let mut started = use_local(steps, facts, started, counts, weighed)?;
+            started.leave_system(steps, facts, None)?;
+            return Ok(started);
         }
         // pods are not the cause: they are released
         started.startups.hold = false;
@@ -419,6 +443,7 @@ fn use_local(
     weighed: Weighed,
 ) -> Suspendable<Started> {
     let counts = match weighed {
+        weighed if started.suspects_system(facts, &counts, weighed) => judge::emptied(counts).unsuspected(),
         Weighed::GoesOn => counts,
         Weighed::HoldsPods => started.hold_pods(counts, "the local config"),
         // no waiting config could be tried instead: local continues
@@ -522,10 +547,24 @@ fn try_to_run(
     // rule c: crash loop, and rule d: cuts, with the terms recorded when it was last parsed
     let terms = Terms::remembered(&counts);
     let counts = match judge::by_counts(&counts, started.startups.hold, terms, role.proven) {
+        weighed if role.proven && started.suspects_system(facts, &counts, weighed) => {
+            judge::emptied(counts).unsuspected()
+        }
         Weighed::GoesOn => counts,
         Weighed::HoldsPods => started.hold_pods(counts, &format!("{what} (UID: {})", config.uid)),
         Weighed::Bad(kind) => return start_verdict.condemn(steps, started, kind).map(Err),
     };
+    let slots = facts.slots.as_ref().filter(|_| role.assigned);
+    if let Some(slots) = slots
+        && let Some(wish) = started.remembered(content.is.payload)
+    {
+        // it waits, and is neither counted nor read again
+        let obstacle = system::judge(slots, &started.disk, content.is.payload, Some(&wish));
+        started.asked = Asked { wish: Some(wish), is_elsewhere: false };
+        if let Some(obstacle) = obstacle.filter(|_| !role.last_known_good) {
+            return Ok(Err(obstacle));
+        }
+    }
     // recorded before the payload is parsed: a payload that kills its parser must be counted. A start on
     // trial that cannot be recorded does not happen, because nothing would end its crash loop; a proven
     // config runs even unrecorded
@@ -537,6 +576,16 @@ fn try_to_run(
     {
         started.startups = before;
         return Ok(Err(Obstacle::NotRecorded(why)));
+    }
+    // rule s: another system, and rule g: bad system
+    if let Some(slots) = slots {
+        started.asked = system::asked(facts, &content.payload);
+        let wish = started.asked.wish.as_ref();
+        let obstacle = system::judge(slots, &started.disk, content.is.payload, wish);
+        if let Some(obstacle) = obstacle.filter(|_| !role.last_known_good) {
+            started.startups.close();
+            return Ok(Err(obstacle));
+        }
     }
     // rule e: invalid
     let effective = match parsed.effective(content, &facts.local, role.proven) {
@@ -580,6 +629,41 @@ fn terms_of(effective: &Effective) -> Terms {
 }
 
 impl Started {
+    /// Probation: a proven config that crash-loops or is silent on a system that is not last-known-good's is
+    /// not at fault, if the machine can go back.
+    fn suspects_system(&mut self, facts: &Facts, counts: &Counts, weighed: Weighed) -> bool {
+        if self.disk.can_go_back(facts.slots.as_ref()).is_none() {
+            return false;
+        }
+        let terms = Terms::remembered(counts);
+        self.go_back = match weighed {
+            Weighed::GoesOn if counts.silent_ms < terms.settled_after_ms() => return false,
+            Weighed::GoesOn => Some(GoBack::Silence),
+            // power cuts are nobody's fault
+            Weighed::HoldsPods if counts.startups.len() <= judge::PROVEN_THRESHOLD => return false,
+            Weighed::HoldsPods | Weighed::Bad(_) => Some(GoBack::Crashes),
+        };
+        true
+    }
+
+    /// Goes back to the system of last-known-good, if there is a reason. `content` is that of last-known-good,
+    /// if it runs.
+    fn leave_system(
+        &mut self,
+        steps: &mut Steps,
+        facts: &Facts,
+        content: Option<&Content>,
+    ) -> Suspendable<()> {
+        let asks = content
+            .filter(|_| self.disk.can_go_back(facts.slots.as_ref()).is_some())
+            .and_then(|content| system::asked(facts, &content.payload).wish)
+            .map(|wish| wish.pinned.digest);
+        match self.go_back.take().or_else(|| self.failed_with_system(facts, asks)) {
+            Some(why) => self.go_back(steps, facts, why),
+            None => Ok(()),
+        }
+    }
+
     /// Pods are held from now on: the config that crashes is proven, so it continues with empty counts, and
     /// the time of the hold begins.
     fn hold_pods(&mut self, counts: Counts, what: &str) -> Counts {
@@ -669,6 +753,7 @@ pub(super) mod tests {
             local_effective,
             overrides: Rc::default(),
             dynamic: true,
+            slots: None,
             boot_id: "boot-1".into(),
             previous: PreviousRun::default(),
             wall: Timestamp::from_micros(0),

@@ -3,7 +3,8 @@
 //! Leaves to others: when one is due, its writes, and what follows from its end (`running`).
 
 use crate::config::digest::Identity;
-use crate::config::records::{BadConfigs, ConfigRecord, Current, Startups, Verdict};
+use crate::config::records::{BadConfigs, ConfigRecord, Current, LastKnownGood, Startups, Verdict};
+use crate::config::system::Systems;
 use crate::writes::Outcome;
 
 /// A transition under way.
@@ -54,6 +55,17 @@ pub(crate) enum Transition {
         previous: Option<ConfigRecord>,
         bad: Option<BadConfigs>,
     },
+    /// The running system is that of last-known-good from now on.
+    PromoteSystem {
+        good: LastKnownGood,
+        /// With the same config.
+        is_same: bool,
+    },
+    /// Records the progress of an update of the system, after the way back, if that is not noted yet.
+    NoteSystems {
+        systems: Systems,
+        good: Option<LastKnownGood>,
+    },
     SilentTrial {
         startups: Startups,
     },
@@ -97,6 +109,8 @@ impl Transition {
             Self::Unassign { .. } => "unassign",
             Self::TrialProgress { .. } => "trial-progress",
             Self::Promote { .. } => "promote",
+            Self::PromoteSystem { .. } => "promote-system",
+            Self::NoteSystems { .. } => "note-systems",
             Self::SilentTrial { .. } => "silent-trial",
             Self::WaitOver { .. } => "wait-over",
             Self::TryAssigned { .. } => "try-assigned",

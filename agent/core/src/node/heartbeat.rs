@@ -228,6 +228,11 @@ impl Heartbeat {
         self.status.machine_stops(stops);
     }
 
+    /// `SystemOK`, on a machine whose system was ever wanted.
+    pub(crate) fn system(&mut self, condition: Option<(&'static str, &'static str, String)>) {
+        self.status.system(condition);
+    }
+
     pub(crate) fn decommissioning(&mut self, condition: Option<(&'static str, &'static str, String)>) {
         self.status.decommissioning(condition);
     }
@@ -430,6 +435,7 @@ mod tests {
                 dynamic_config: false,
                 node_labels: Default::default(),
                 slot: None,
+                slots: None,
                 decommission: None,
                 boot_id: String::new(),
                 previous_run: PreviousRun::default(),

@@ -72,6 +72,7 @@ pub(crate) struct StatusKeeper {
     pods_held: Option<String>,
     /// The condition's status, reason and message while this node is being decommissioned.
     decommissioning: Option<(&'static str, &'static str, String)>,
+    system: Option<(&'static str, &'static str, String)>,
     /// Since when no hardware watchdog is active.
     unwatched_since: Option<Duration>,
     /// Whether that is longer than a start takes.
@@ -164,6 +165,11 @@ impl StatusKeeper {
     /// Pods are held, or not any more.
     pub(crate) fn pods_held(&mut self, held: Option<&Hold>) {
         self.pods_held = held.map(Hold::message);
+    }
+
+    /// Status, reason and message of `SystemOK`.
+    pub(crate) fn system(&mut self, condition: Option<(&'static str, &'static str, String)>) {
+        self.system = condition;
     }
 
     pub(crate) fn decommissioning(&mut self, condition: Option<(&'static str, &'static str, String)>) {
@@ -359,6 +365,12 @@ impl StatusKeeper {
             reason,
             message,
         });
+        let system = self.system.as_ref().map(|(status, reason, message)| Words {
+            name: kedge_api::SYSTEM_OK,
+            status,
+            reason,
+            message,
+        });
         let network = self.network_unavailable(there(NETWORK_UNAVAILABLE));
         let watchdog = self.watchdog_missing(there(kedge_api::WATCHDOG_MISSING).is_some());
         let image = self.image_ok();
@@ -379,6 +391,7 @@ impl StatusKeeper {
             .into_iter()
             .chain(held)
             .chain(leaving)
+            .chain(system)
             .chain(network)
             .chain(watchdog)
             .chain(image)

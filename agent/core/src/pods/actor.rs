@@ -742,6 +742,7 @@ mod tests {
             dynamic_config: false,
             node_labels: Default::default(),
             slot: None,
+            slots: None,
             decommission: None,
             boot_id: String::new(),
             previous_run: PreviousRun::default(),

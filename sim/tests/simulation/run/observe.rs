@@ -51,6 +51,7 @@ impl Simulation {
             | Action::TakeCall(_)
             | Action::TakeAuthorities(_)
             | Action::Identity(_)
+            | Action::System(_)
             | Action::NeedImages { .. } => unreachable!("simulated nodes have no runtime"),
             Action::NoteDecommission(_) | Action::RemoveState => unreachable!("nobody decommissions it"),
             Action::Exit { .. } => "Exit",
@@ -269,6 +270,7 @@ impl Simulation {
                 self.note_verdicts(&record);
                 self.invariants_of_verdicts(&record)
             }
+            StateFile::SystemWanted | StateFile::SystemBad => unreachable!("simulated nodes have no slots"),
             StateFile::Startups => {
                 let last = last_of(&record);
                 self.model.proven_by_counts();

@@ -27,7 +27,8 @@ impl Configuration {
         let ran_ms = self.ran_ms(now).min(self.counts_up_to_ms());
         let downloaded = matches!(self.disk.assigned(), AssignedNow::Config(_, true));
         let (in_trial, waited_for) = (self.in_trial() && downloaded, !self.waiting().is_empty());
-        let silent_ms = if in_trial || waited_for { self.silent_ms(now) } else { 0 };
+        let counts_silence = in_trial || waited_for || self.is_on_probation();
+        let silent_ms = if counts_silence { self.silent_ms(now) } else { 0 };
         // less than the time between two saves is not worth a write of its own
         let is_long = silent_ms >= self.in_use.terms.save_every_ms(self.timing.saved_ran_ms);
         let silent_ms = if is_long { silent_ms } else { 0 };
@@ -138,7 +139,9 @@ impl Configuration {
         };
         let (startups, terms) = (self.progressed(now), self.in_use.terms);
         let ours = self.ours(&startups);
-        let due = self.counts_running() && judge::lost_contact(&ours, self.patience_ms(), terms, role);
+        let is_lost = judge::lost_contact(&ours, self.patience_ms(), terms, role)
+            || self.is_on_probation() && ours.silent_ms >= terms.settled_after_ms();
+        let due = self.counts_running() && is_lost;
         due.then(|| {
             let mut startups = startups.closed();
             if judge::has_no_end(&ours, terms) {

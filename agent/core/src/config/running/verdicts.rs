@@ -9,6 +9,7 @@ use crate::config::digest::Identity;
 use crate::config::disk::AssignedNow;
 use crate::config::records::{Asked, BadConfigs, ConfigRecord, Known, RanAs, Verdict};
 use crate::config::running::{Configuration, Forgiveness, Notice};
+use crate::config::standing::Obstacle;
 use crate::config::transition::{Emptied, Transition};
 
 /// UIDs that wait to be forgiven: each is a request by a person at the node, and a hung disk must not let
@@ -62,6 +63,9 @@ impl Configuration {
 
     /// Whether there is a verdict, as far as the list is readable.
     fn has_verdict(&self, uid: &str) -> bool {
+        if self.is_assigned(uid) && matches!(self.standing.obstacle(), Some(Obstacle::BadSystem { .. })) {
+            return true;
+        }
         match &self.disk.bad_configs {
             Known::Is(bad) => {
                 bad.entries().any(|(other, ..)| other == uid) || self.is_assigned(uid) && self.is_doubted()
