@@ -22,11 +22,11 @@ pub const OWN_LABELS: [&str; 11] = [
 /// Domains of further such labels, and of those below them.
 pub const OWN_LABEL_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
-/// Kubernetes' own domains.
-const RESERVED_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
+/// Kubernetes' own domains, and that of the labels by which rollouts choose nodes.
+const RESERVED_DOMAINS: [&str; 3] = ["kubernetes.io", "k8s.io", "fleet.kedge.dev"];
 
-/// Whether a node may set this label on itself: not `node-role.kubernetes.io/...` or
-/// `node-restriction.kubernetes.io/...`, because administrators choose nodes by these.
+/// Whether a node may set this label on itself: not `node-role.kubernetes.io/...`,
+/// `node-restriction.kubernetes.io/...` or `fleet.kedge.dev/...`, because administrators choose nodes by these.
 #[must_use]
 pub fn may_node_set(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
@@ -59,6 +59,7 @@ mod tests {
             "kubernetes.io/foo",
             "k8s.io/foo",
             "a.k8s.io/foo",
+            "fleet.kedge.dev/group",
             "node-role.kubernetes.io/edge",
             "node-restriction.kubernetes.io/x",
             "beta.kubernetes.io/foo",

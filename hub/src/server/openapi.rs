@@ -64,10 +64,11 @@ fn gvk(group: &str, version: &str, kind: &str) -> Value {
     json!({"group": group, "version": version, "kind": kind})
 }
 
-/// `core/v1/Node` is `io.k8s.api.core.v1.Node` in public.
+/// `core/v1/Node` is `io.k8s.api.core.v1.Node` in public, and a type of Kedge's own `dev.kedge...`.
 fn public_name(type_name: &str) -> String {
     match type_name.strip_prefix("meta/v1/") {
         Some(name) => format!("io.k8s.apimachinery.pkg.apis.meta.v1.{name}"),
+        None if type_name.starts_with("fleet/") => format!("dev.kedge.{}", type_name.replace('/', ".")),
         None => format!("io.k8s.api.{}", type_name.replace('/', ".")),
     }
 }

@@ -196,6 +196,7 @@ fn plain_roles() -> Vec<Value> {
             vec![
                 rule(&[""], &["nodes"], &["get", "list", "watch", "patch", "update"]),
                 rule(&[""], &["nodes/config"], &["assign"]),
+                rule(&["fleet.kedge.dev"], &["configrollouts"], ALL),
             ],
         ),
     ]

@@ -27,7 +27,7 @@ const COLUMNS: [(&str, &str); 10] = [
 ];
 
 /// Verb, resource (`group/resource:subresource@namespace`, or a path), and one character for each column.
-const CELLS: [(&str, &str, &str); 45] = [
+const CELLS: [(&str, &str, &str); 48] = [
     //                                       s v e c l o a p r n
     ("get", "/pods@shop", ".yyyyy..y."),
     ("list", "/pods@shop", ".yyyyy..y."),
@@ -68,6 +68,9 @@ const CELLS: [(&str, &str, &str); 45] = [
     ("get", "apps/daemonsets@shop", ".yyyyy..y."),
     ("patch", "apps/daemonsets@shop", ".....y..y."),
     ("create", "apps/daemonsets@shop", "........y."),
+    ("get", "fleet.kedge.dev/configrollouts@", "....yyy.y."),
+    ("patch", "fleet.kedge.dev/configrollouts@", ".....yy.y."),
+    ("create", "fleet.kedge.dev/configrollouts@", "......y.y."),
     ("create", "rbac.authorization.k8s.io/roles@shop", "...y....y."),
     ("create", "rbac.authorization.k8s.io/clusterroles@", "........y."),
     ("update", "certificates.k8s.io/certificatesigningrequests:approval@", "........y."),

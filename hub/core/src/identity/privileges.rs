@@ -1,8 +1,9 @@
 //! Changes that need a right besides that of the request, whatever object they are part of.
 //!
 //! Always holds: a right to patch nodes does not include configuring, forgiving, grouping or wiping them
-//! (verbs `assign` and `wipe` on `nodes/config`). So one stolen device with the token of a program that
-//! patches nodes is no way to the others. A right to approve certificate requests is limited to the signers
+//! (verbs `assign` and `wipe` on `nodes/config`), and neither does one to write ConfigRollouts, or the
+//! ConfigMaps that they roll out; but whoever may patch a rollout may pause it. So one stolen device with the
+//! token of a program that patches nodes is no way to the others. A right to approve certificate requests is limited to the signers
 //! that a rule names (`approve` and `sign` on `signers`, as upstream). A right to edit the ConfigMaps of
 //! `kube-system` does not let stolen devices in again, unless a rule names the deny list. A PUT that creates
 //! needs the right to create. Left to others: nodes (`node_restriction`), roles and bindings (`escalation`).
@@ -13,6 +14,7 @@ use super::attributes::{Attributes, ClusterView};
 use super::denied::{DENY_LIST_NAME, is_deny_list};
 use super::identity::Identity;
 use super::{Denied, authorizer, forbidden_object, forbidden_request};
+use crate::kinds::config_rollout;
 use crate::kinds::rules::entries;
 use crate::value::{at, text};
 
@@ -42,6 +44,11 @@ pub(super) fn admit(
         ("", "configmaps") if is_deny_list(request.namespace, text(new, &["metadata", "name"])) => {
             admit_deny_list(identity, request, new, view)
         }
+        ("", "configmaps") if request.namespace == config_rollout::NAMESPACE => {
+            let what = format!("the ConfigMaps of {}", config_rollout::NAMESPACE);
+            require_assign(identity, "", &["assign"], &what, view)
+        }
+        (config_rollout::GROUP, "configrollouts") => admit_rollout(identity, old, new, view),
         ("certificates.k8s.io", "certificatesigningrequests") => {
             admit_certificate(identity, request, old, new, view)
         }
@@ -63,14 +70,51 @@ fn admit_node(
     let Some(command) = command(old.unwrap_or(&Value::Null), new) else { return Ok(()) };
     let name = text(new, &["metadata", "name"]);
     let verbs = if command.wipes { &["assign", "wipe"][..] } else { &["assign"] };
+    require_assign(identity, name, verbs, &command.what, view)
+}
+
+/// Requires these verbs on the configuration of a node, or of all nodes if the name is empty.
+fn require_assign(
+    identity: &Identity,
+    name: &str,
+    verbs: &[&str],
+    what: &str,
+    view: &dyn ClusterView,
+) -> Result<(), Denied> {
     for verb in verbs {
         let assign =
             Attributes { verb, resource: "nodes", subresource: "config", name, ..Attributes::default() };
-        let why = format!("a change of {} needs this right besides that of the request", command.what);
+        let why = format!("a change of {what} needs this right besides that of the request");
         authorizer::decide(identity, &assign, view)
             .map_err(|_| forbidden_request(identity, &assign, &why))?;
     }
     Ok(())
+}
+
+/// A rollout assigns configurations to nodes. Its status remembers why it stopped. Pausing it needs no
+/// further right.
+fn admit_rollout(
+    identity: &Identity,
+    old: Option<&Value>,
+    new: &Value,
+    view: &dyn ClusterView,
+) -> Result<(), Denied> {
+    let old = old.unwrap_or(&Value::Null);
+    let pauses = || {
+        let mut paused = old["spec"].clone();
+        paused["paused"] = true.into();
+        old["spec"].is_object() && paused == new["spec"]
+    };
+    let what = if old["spec"] != new["spec"] && !pauses() {
+        "spec".to_owned()
+    } else if old["status"] != new["status"] {
+        "status".to_owned()
+    } else {
+        let mut keys = changed(&old["metadata"], &new["metadata"], "annotations");
+        let Some(key) = keys.find(|key| key.starts_with(FLEET)) else { return Ok(()) };
+        format!("metadata.annotations[{key}]")
+    };
+    require_assign(identity, "", &["assign"], &what, view)
 }
 
 fn admit_deny_list(
@@ -179,6 +223,70 @@ mod tests {
         let identity = Identity::new(user, &["system:authenticated"]);
         let judged = admit(&identity, request, old, new, &view());
         judged.map_or_else(|denied| denied.message, |()| String::new())
+    }
+
+    #[test]
+    fn rollouts_need_the_right_to_assign() {
+        let old = json!({"metadata": {"name": "shops", "annotations": {"fleet.kedge.dev/undo-to": "1"}},
+            "spec": {"source": {"name": "a"}}, "status": {"phase": "Stopped"}});
+        let check = |change: &dyn Fn(&mut Value), what: &str| {
+            let request = Attributes {
+                verb: "patch",
+                group: config_rollout::GROUP,
+                resource: "configrollouts",
+                name: "shops",
+                ..Attributes::default()
+            };
+            let mut new = old.clone();
+            change(&mut new);
+            let expect = match what {
+                "" => String::new(),
+                what => format!("a change of {what} needs this right besides that of the request"),
+            };
+            let found = judge("kured", &request, Some(&old), &new);
+            assert!(found.ends_with(&expect) && found.is_empty() == what.is_empty(), "{found}: {new}");
+            // a right to one node alone is not enough
+            assert_eq!(judge("own", &request, Some(&old), &new).is_empty(), what.is_empty());
+            assert_eq!(judge("pusher", &request, Some(&old), &new), "");
+        };
+        check(&|new| new["spec"]["source"]["name"] = "b".into(), "spec");
+        check(&|new| new["spec"]["paused"] = true.into(), "");
+        check(&|new| new["spec"] = json!({"paused": true}), "spec");
+        check(&|new| new["status"]["phase"] = "Progressing".into(), "status");
+        let undo = "metadata.annotations[fleet.kedge.dev/undo-to]";
+        check(&|new| new["metadata"]["annotations"] = json!({}), undo);
+        check(&|new| new["metadata"]["labels"] = json!({"team": "a"}), "");
+        let made = json!({"metadata": {"name": "shops"}, "spec": {"paused": true}});
+        let create = Attributes {
+            verb: "create",
+            group: config_rollout::GROUP,
+            resource: "configrollouts",
+            ..Attributes::default()
+        };
+        assert!(judge("kured", &create, None, &made).contains("cannot assign"), "created paused");
+        let paused =
+            json!({"metadata": {"name": "shops"}, "spec": {"source": {"name": "a"}, "paused": true}});
+        let update = Attributes { verb: "update", ..create };
+        assert!(judge("kured", &update, Some(&paused), &old).contains("cannot assign"), "goes on");
+    }
+
+    #[test]
+    fn sources_of_rollouts_need_the_right_to_assign() {
+        let map =
+            |namespace: &str| json!({"metadata": {"namespace": namespace, "name": "settings"}, "data": {}});
+        for (user, namespace, may) in
+            [("writer", "kedge-fleet", false), ("writer", "default", true), ("pusher", "kedge-fleet", true)]
+        {
+            let request = Attributes {
+                verb: "update",
+                resource: "configmaps",
+                namespace,
+                name: "settings",
+                ..Attributes::default()
+            };
+            let found = judge(user, &request, Some(&map(namespace)), &map(namespace));
+            assert_eq!(found.is_empty(), may, "{user} {namespace}: {found}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 mod absent;
 pub mod certificate_request;
 pub mod config_map;
+pub mod config_rollout;
 pub mod controller_revision;
 pub mod daemon_set;
 pub mod event;
@@ -37,6 +38,7 @@ pub use crate::value::{at, text};
 pub use absent::absent;
 pub use certificate_request::CERTIFICATE_REQUEST;
 pub use config_map::CONFIG_MAP;
+pub use config_rollout::CONFIG_ROLLOUT;
 pub use controller_revision::CONTROLLER_REVISION;
 pub use daemon_set::DAEMON_SET;
 pub use event::EVENT;
@@ -70,6 +72,7 @@ pub static KINDS: &[&Kind] = &[
     &ROLE_BINDING,
     &ROLE,
     &LEASE,
+    &CONFIG_ROLLOUT,
     &CREDENTIAL,
     &HUB_STATE,
 ];

@@ -17,14 +17,20 @@ use crate::path::Path;
 use crate::quantity::normal_form;
 use crate::value::rfc3339;
 
-/// The text of all types; `schema/extract.py` writes it.
+/// The text of upstream's types; `schema/extract.py` writes it.
 const TYPES: &str = include_str!("../../schema/types.txt");
+/// The text of Kedge's own types.
+const OWN_TYPES: &str = include_str!("../../schema/fleet.txt");
 
 /// Most unknown or duplicate fields named in one answer; more are only counted, so that an answer stays
 /// small.
 const NAMED_FINDINGS: usize = 32;
 
+/// The group of Kedge's own types.
+const OWN_GROUP: &str = "fleet/";
+
 static SCHEMA: LazyLock<Schema> = LazyLock::new(|| Schema::parse(TYPES));
+static OWN_SCHEMA: LazyLock<Schema> = LazyLock::new(|| Schema::parse(OWN_TYPES));
 
 /// All types, by names such as `core/v1/NodeSpec`.
 #[derive(Debug)]
@@ -207,14 +213,15 @@ impl Field {
     }
 }
 
-/// All types of the table.
+/// All types of upstream.
 pub fn types() -> &'static [Type] {
     &SCHEMA.types
 }
 
 /// The type of this name.
 pub fn find(name: &str) -> Option<&'static Type> {
-    SCHEMA.by_name.get(name).map(|index| &SCHEMA.types[*index])
+    let schema = if name.starts_with(OWN_GROUP) { &OWN_SCHEMA } else { &SCHEMA };
+    schema.by_name.get(name).map(|index| &schema.types[*index])
 }
 
 impl Type {
