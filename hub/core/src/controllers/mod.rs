@@ -17,6 +17,7 @@ pub mod nodes;
 mod placing;
 pub mod pods;
 mod record;
+mod rolling;
 pub mod root_certificate;
 pub mod scheduler;
 pub mod service_accounts;

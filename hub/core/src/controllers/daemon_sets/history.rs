@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::recorded::Record;
+use super::super::rolling::recorded::Record;
 use super::words::{COMPLETE, HASH, RECORD};
 use crate::kinds::{DAEMON_SET, schema};
 use crate::value::text;
@@ -177,7 +177,7 @@ pub(in crate::controllers) fn short(text: &str) -> String {
 
 /// A name of 16 letters, out of 2^76, so that nobody can find another text with the same name, not even by
 /// searching for one.
-pub(super) fn unique(text: &str) -> String {
+pub(in crate::controllers) fn unique(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
     digest.as_ref()[..16].iter().copied().map(letter).collect()
 }

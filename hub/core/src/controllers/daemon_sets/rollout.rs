@@ -14,14 +14,16 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::super::placing::Node;
+use super::super::rolling::budget::{count, share, time};
+use super::super::rolling::recorded::Record;
+use super::super::rolling::stop::{self, Stop};
 use super::ahead::Step;
 use super::history::Revision;
-use super::recorded::Record;
 use super::rest::AtRest;
-use super::update::{Here, Pod, Strategy, Wanted, share};
+use super::update::{Here, Pod, Strategy, Wanted};
 use super::words::{COMPLETE, PAUSED, PRE_PULL};
 use crate::selector::Labels;
-use crate::value::{duration, text};
+use crate::value::text;
 
 /// How many nodes may fail: a number, a share, or `off`.
 const MAX_FAILURES: &str = "kedge.dev/max-failures";
@@ -47,8 +49,6 @@ const DEADLINE: Duration = Duration::from_secs(10 * 60);
 const DEFAULT_SOAK: Duration = DEADLINE;
 /// Without an annotation: longer than a container takes to crash for the third time.
 const DEFAULT_STAYS: Duration = Duration::from_secs(60);
-/// Longest time that an annotation may give: longer than anybody waits, and far from the overflow of a clock.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Failures that stop an update without an annotation. It is a share, so that it suits any fleet, and never
 /// less than the update's own budget: a passing network fault makes at most as many pods wait as the budget
 /// allows, and must not stop the update until somebody resumes it.
@@ -63,8 +63,6 @@ const RESTARTS: i64 = 3;
 /// Unless its pod has been ready for this long: the agent, too, forgets crashes of a container after this
 /// time.
 pub(super) const RECOVERS: Duration = Duration::from_secs(10 * 60);
-/// Nodes in the text of a stop.
-const NAMED: usize = 5;
 /// Longest part of a bad value in an Event.
 const SHOWN_BYTES: usize = 60;
 
@@ -369,18 +367,6 @@ fn complaint(key: &str, found: &str, expected: &str, consequence: &str) -> Strin
     format!("annotation {key} is {shown:?}, expected {expected}; {consequence}")
 }
 
-fn count(found: &str) -> Option<Value> {
-    match found.strip_suffix('%') {
-        Some(percent) => percent.parse::<u32>().ok().filter(|percent| *percent <= 100).map(|_| found.into()),
-        None => found.parse::<u32>().ok().map(Value::from),
-    }
-}
-
-/// A duration small enough to be added to any time of the hub's clock.
-fn time(found: &str) -> Option<Duration> {
-    duration(found).filter(|found| *found <= LONGEST)
-}
-
 fn positive(found: &str) -> Option<Duration> {
     time(found).filter(|found| !found.is_zero())
 }
@@ -582,34 +568,25 @@ impl Judge<'_> {
     fn stop_or_go_on(&self, failures: &Failures, verdict: &mut Verdict) {
         let (settings, known, failed) = (self.settings, &self.current.record, &failures.nodes);
         let generation = &self.wanted.generation;
-        let anew = || Record { generation: generation.clone(), ..Record::default() };
-        let mut next = if known.generation == *generation { known.clone() } else { anew() };
-        let was_stopped = next.stopped.is_some();
-        if let Some(before) = known.rolled_back.as_ref().filter(|_| next.generation != known.generation) {
-            next.rolled_back = Some(before.clone());
-            next.stopped = Some(format!(
+        let judged = self.heres.iter().filter(|here| here.placed.runs && !here.is_set_aside).count();
+        let desired = judged + self.at_rest.desired();
+        let stop = Stop {
+            known,
+            generation,
+            resume: &settings.resume,
+            limit: &settings.limit_text,
+            failed: failed.len(),
+            most: settings.most(desired, &self.wanted.strategy),
+            is_update: self.is_update(),
+        };
+        let again = |before: &str| {
+            format!(
                 "Stopped revision {}: it was rolled back in template generation {before}, and written again since; nodes keep what they \
                  run until the template changes or the annotation {RESUME} gets another value",
                 self.current.name
-            ));
-            next.resume.clone_from(&settings.resume);
-            next.limit.clone_from(&settings.limit_text);
-        }
-        if was_stopped && (next.resume != settings.resume || next.limit != settings.limit_text) {
-            let forgiven = if next.resume == settings.resume { 0 } else { failed.len() };
-            next = Record { forgiven, resume: settings.resume.clone(), soaked: next.soaked, ..anew() };
-        }
-        let judged = self.heres.iter().filter(|here| here.placed.runs && !here.is_set_aside).count();
-        let desired = judged + self.at_rest.desired();
-        let most = settings.most(desired, &self.wanted.strategy);
-        if let Some(most) = most.filter(|most| failed.len() > most + next.forgiven)
-            && next.stopped.is_none()
-            && self.is_update()
-        {
-            next.stopped = Some(self.why(failed, most + next.forgiven));
-            next.resume.clone_from(&settings.resume);
-            next.limit.clone_from(&settings.limit_text);
-        }
+            )
+        };
+        let (mut next, was_stopped) = stop.next(|most| self.why(failed, most), again);
         if next.stopped.is_some() && settings.rolls_back && next.rolled_back.is_none() && self.is_new() {
             match self.wanted.proven.as_ref().filter(|proven| proven.was_complete) {
                 Some(_) => next.rolled_back = Some(generation.clone()),
@@ -710,16 +687,12 @@ impl Judge<'_> {
     }
 
     fn why(&self, failed: &BTreeMap<String, Why>, most: usize) -> String {
-        let shown: Vec<String> =
-            failed.iter().take(NAMED).map(|(node, why)| format!("{node} ({why})")).collect();
-        let more = failed.len().saturating_sub(NAMED);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let failed = failed.iter().map(|(node, why)| (node.clone(), *why));
         format!(
-            "Stopped revision {}: {} failed, more than {most}: {}{more}; other nodes keep what they run until the template \
-             changes or the annotation {RESUME} gets another value{}",
+            "Stopped revision {}: {}; other nodes keep what they run until the template changes or the annotation \
+             {RESUME} gets another value{}",
             self.current.name,
-            if failed.len() == 1 { "1 node".to_owned() } else { format!("{} nodes", failed.len()) },
-            shown.join(", "),
+            stop::failures(failed, most),
             self.why_it_stays()
         )
     }
@@ -753,6 +726,7 @@ impl Judge<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::rolling::budget::LONGEST;
     use super::*;
     use serde_json::json;
 

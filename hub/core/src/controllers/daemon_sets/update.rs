@@ -25,6 +25,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 
 use super::super::placing::{self, Maintained, Node, Placed};
+use super::super::rolling::budget::{Budget, share};
 use super::ahead::{self, ANSWERS, Step};
 use super::history;
 use super::rest::AtRest;
@@ -484,13 +485,15 @@ impl Planner<'_> {
 
     /// Replaces old pods, with at most `most` nodes that have no serving pod.
     fn replace(&mut self, heres: &[Here<'_>], most: usize) {
-        let mut out = self.at_rest.out();
+        let mut budget = Budget::new(most, self.at_rest.out());
         let (mut candidates, mut unheard) = (Vec::new(), Vec::new());
         for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
             let may_serve = self.may_serve(here);
             match (here.old.first(), here.new.first()) {
                 (Some(_), None) if self.is_held(here) => {
-                    out += usize::from(self.verdict.starting.contains(&here.node.name));
+                    if self.verdict.starting.contains(&here.node.name) {
+                        budget.note_out();
+                    }
                 }
                 (Some(_), None) if may_serve && !here.maintained.is_open => self.await_window(here),
                 (Some(old), None) if old.ready_since.is_some() => {
@@ -501,16 +504,16 @@ impl Planner<'_> {
                 (Some(_), None) if may_serve => unheard.push(here),
                 (Some(old), None) => {
                     self.end(old);
-                    out += 1;
+                    budget.note_out();
                 }
                 (None, Some(new)) if self.is_available(new) && !new.is_troubled(self.now) => {}
-                _ => out += 1,
+                _ => budget.note_out(),
             }
         }
         candidates.sort_by_key(|(rank, _)| *rank);
         // unheard nodes go first, because their pods may serve nobody; each uses up the budget, because it
         // may also serve
-        let room = most.saturating_sub(out);
+        let room = budget.room();
         let left = room.saturating_sub(unheard.len());
         let candidates = candidates.into_iter().map(|(_, here)| here).take(left);
         for here in unheard.into_iter().take(room).chain(candidates) {
@@ -633,15 +636,6 @@ impl Planner<'_> {
 
     fn is_available(&self, pod: &Pod) -> bool {
         self.wanted.is_available(pod, self.now)
-    }
-}
-
-/// A number, or a percentage of `all`, rounded up.
-pub(super) fn share(value: &Value, all: usize) -> usize {
-    let percent = value.as_str().and_then(|text| text.strip_suffix('%')?.parse::<usize>().ok());
-    match percent {
-        Some(percent) => (all * percent.min(100)).div_ceil(100),
-        None => value.as_u64().and_then(|number| usize::try_from(number).ok()).unwrap_or(0),
     }
 }
 

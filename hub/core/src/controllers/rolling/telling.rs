@@ -1,6 +1,7 @@
-//! The Events about pods that a DaemonSet's controller creates, deletes or finds ended. Created pods of a
-//! step share one Event, and so do deleted ones; of the pods found ended, up to [`NAMED`] have their own and
-//! the rest share one. The rate is limited.
+//! The Events about pods that a DaemonSet's controller creates, deletes or finds ended, and about nodes that
+//! a configuration is assigned to. Created pods of a step share one Event, and so do deleted ones and
+//! assigned nodes; of the pods found ended, up to [`NAMED`] have their own and the rest share one. The rate
+//! is limited.
 //!
 //! Always holds: a set may record [`AT_ONCE`] of them at once and then one each [`EVERY`], however many pods
 //! are made and deleted; pods that this limit skipped are counted in the next Event. So an update of 10,000
@@ -17,21 +18,23 @@ const EVERY: Duration = Duration::from_secs(60);
 /// Names in the message of one Event.
 const NAMED: usize = 5;
 
-/// A change of pods that Events report.
+/// A change of pods or nodes that Events report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Deed {
+pub(in crate::controllers) enum Deed {
     Made,
     Ended,
     /// A pod that ended by itself was found.
     Found,
+    /// A node was assigned a configuration.
+    Assigned,
 }
 
 /// Type, reason and message.
-pub(super) type Told = (&'static str, &'static str, String);
+pub(in crate::controllers) type Told = (&'static str, &'static str, String);
 
 /// The Events of one set.
 #[derive(Debug)]
-pub(super) struct Telling {
+pub(in crate::controllers) struct Telling {
     tallies: BTreeMap<Deed, Tally>,
     left: u32,
     /// Since when the allowance for the next Event has been accumulating.
@@ -55,17 +58,23 @@ impl Default for Telling {
 
 impl Telling {
     /// A new step begins: writes of the previous step without an answer were not made.
-    pub(super) fn begin(&mut self) {
+    pub(in crate::controllers) fn begin(&mut self) {
         self.tallies.values_mut().for_each(|tally| tally.awaited = 0);
     }
 
     /// Another write for this deed: its Event follows after the store's last answer.
-    pub(super) fn expect(&mut self, deed: Deed) {
+    pub(in crate::controllers) fn expect(&mut self, deed: Deed) {
         self.tallies.entry(deed).or_default().awaited += 1;
     }
 
     /// The store has answered about a pod.
-    pub(super) fn answered(&mut self, deed: Deed, pod: &str, is_done: bool, now: Duration) -> Option<Told> {
+    pub(in crate::controllers) fn answered(
+        &mut self,
+        deed: Deed,
+        pod: &str,
+        is_done: bool,
+        now: Duration,
+    ) -> Option<Told> {
         let tally = self.tallies.get_mut(&deed)?;
         tally.awaited = tally.awaited.saturating_sub(1);
         if is_done {
@@ -75,7 +84,7 @@ impl Telling {
     }
 
     /// A pod was found that ended by itself, the `number`th of a step.
-    pub(super) fn found(&mut self, number: usize, told: Told, now: Duration) -> Option<Told> {
+    pub(in crate::controllers) fn found(&mut self, number: usize, told: Told, now: Duration) -> Option<Told> {
         if number <= NAMED && self.take(now) {
             return Some(told);
         }
@@ -84,12 +93,13 @@ impl Telling {
     }
 
     /// The Events that were delayed by the limit and may be recorded now.
-    pub(super) fn overdue(&mut self, now: Duration) -> Vec<Told> {
-        [Deed::Made, Deed::Ended, Deed::Found].into_iter().filter_map(|deed| self.tell(deed, now)).collect()
+    pub(in crate::controllers) fn overdue(&mut self, now: Duration) -> Vec<Told> {
+        let all = [Deed::Made, Deed::Ended, Deed::Found, Deed::Assigned];
+        all.into_iter().filter_map(|deed| self.tell(deed, now)).collect()
     }
 
     /// When the next delayed Event may be recorded, if nothing changes.
-    pub(super) fn next(&self) -> Option<Duration> {
+    pub(in crate::controllers) fn next(&self) -> Option<Duration> {
         let waits = self.tallies.values().any(|tally| tally.awaited == 0 && tally.count > 0);
         waits.then_some(self.since + EVERY)
     }
@@ -101,8 +111,9 @@ impl Telling {
         }
         let tally = self.tallies.remove(&deed)?;
         Some(match deed {
-            Deed::Made => ("Normal", "SuccessfulCreate", tally.text("Created")),
-            Deed::Ended => ("Normal", "SuccessfulDelete", tally.text("Deleted")),
+            Deed::Made => ("Normal", "SuccessfulCreate", tally.text("Created", "pod")),
+            Deed::Ended => ("Normal", "SuccessfulDelete", tally.text("Deleted", "pod")),
+            Deed::Assigned => ("Normal", "Assigned", tally.text("Assigned", "node")),
             Deed::Found => {
                 let message =
                     format!("Found {} more daemon pods that ended, will try to kill them", tally.count);
@@ -134,12 +145,12 @@ impl Tally {
         }
     }
 
-    fn text(&self, verb: &str) -> String {
+    fn text(&self, verb: &str, noun: &str) -> String {
         let shown = self.names.join(", ");
         match self.count - self.names.len() {
-            0 if self.count == 1 => format!("{verb} pod: {shown}"),
-            0 => format!("{verb} pods: {shown}"),
-            more => format!("{verb} pods: {shown} and {more} more"),
+            0 if self.count == 1 => format!("{verb} {noun}: {shown}"),
+            0 => format!("{verb} {noun}s: {shown}"),
+            more => format!("{verb} {noun}s: {shown} and {more} more"),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The recorded state of a rollout: an annotation of its revision.
+//! The recorded state of a rollout: an annotation of a DaemonSet's revision, or a field of a ConfigRollout's
+//! status.
 
 use serde_json::{Value, json};
 
@@ -7,27 +8,27 @@ use crate::value::text;
 
 /// The recorded state of a rollout, stored at its revision.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Record {
+pub(in crate::controllers) struct Record {
     /// The generation of the template that all of this is about.
-    pub(super) generation: String,
+    pub(in crate::controllers) generation: String,
     /// Why the rollout is stopped.
-    pub(super) stopped: Option<String>,
+    pub(in crate::controllers) stopped: Option<String>,
     /// The annotations as they were when it was stopped.
-    pub(super) resume: String,
-    pub(super) limit: String,
+    pub(in crate::controllers) resume: String,
+    pub(in crate::controllers) limit: String,
     /// Failures at the time of a resume: the next stop needs as many more.
-    pub(super) forgiven: usize,
+    pub(in crate::controllers) forgiven: usize,
     /// The generation in which the rollout was rolled back, recorded before the template is changed. If a
     /// client writes the same revision again later, its rollout is stopped from the start and is not rolled
     /// back a second time.
-    pub(super) rolled_back: Option<String>,
+    pub(in crate::controllers) rolled_back: Option<String>,
     /// The canaries were available for long enough.
-    pub(super) soaked: bool,
+    pub(in crate::controllers) soaked: bool,
 }
 
 impl Record {
     /// Unreadable parts count as absent and are derived again.
-    pub(super) fn read(annotation: &str) -> Record {
+    pub(in crate::controllers) fn read(annotation: &str) -> Record {
         let value: Value = decode::value(annotation.as_bytes()).unwrap_or_default();
         let of = |field: &str| text(&value, &[field]).to_owned();
         let some = |field: &str| value[field].as_str().map(str::to_owned);
@@ -42,20 +43,20 @@ impl Record {
         }
     }
 
-    pub(super) fn stopped_in(&self, generation: &str) -> Option<&str> {
+    pub(in crate::controllers) fn stopped_in(&self, generation: &str) -> Option<&str> {
         self.stopped.as_deref().filter(|_| self.generation == generation)
     }
 
-    pub(super) fn is_plain(&self) -> bool {
+    pub(in crate::controllers) fn is_plain(&self) -> bool {
         self.stopped.is_none() && self.rolled_back.is_none()
     }
 
-    pub(super) fn has_soaked(&self) -> bool {
+    pub(in crate::controllers) fn has_soaked(&self) -> bool {
         self.soaked
     }
 
     /// The annotation; `None` if there is nothing to record.
-    pub(super) fn write(&self) -> Option<String> {
+    pub(in crate::controllers) fn write(&self) -> Option<String> {
         let mut value = json!({"generation": self.generation});
         if let Some(why) = &self.stopped {
             value["stopped"] = why.as_str().into();
