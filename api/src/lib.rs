@@ -71,6 +71,9 @@ pub const SERVER_ANNOTATION: &str = "kedge.dev/server";
 /// The annotation by which an administrator has a node's certificate exchanged: a number; certificates up to
 /// this issue number are. On our hub a node may not write it.
 pub const ROTATE_ANNOTATION: &str = "kedge.dev/rotate";
+/// The annotation by which a ConfigRollout marks a node whose configuration it assigned: the rollout's name,
+/// `@`, and that of the ConfigMap. On our hub a node may not write it.
+pub const ROLLOUT_ANNOTATION: &str = "fleet.kedge.dev/rollout";
 /// The condition that shows which configuration a node uses and whether it is the requested one.
 pub const CONFIG_OK: &str = "ConfigOK";
 /// The condition that shows whether the disk with the node's state has stopped responding. A node without

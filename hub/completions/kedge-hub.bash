@@ -4,19 +4,20 @@ _kedge_hub() {
     for ((at = 1; at < COMP_CWORD; at++)); do
         if [ -n "$skip" ]; then skip=''; continue; fi
         case ${COMP_WORDS[at]} in
-        --advertise|--data-dir|--description|--expired-node-may-renew|--keep|--leave|--life|--listen|--log-level|--names|--namespace|--node|--node-certificate-life|--node-monitor-grace-period|--out|--output|--reason|--rollout-pre-pull|--tls-san|--ttl|--uses) skip=1 ;;
+        --advertise|--config-rollouts|--data-dir|--description|--expired-node-may-renew|--keep|--kubeconfig|--leave|--life|--listen|--log-level|--names|--namespace|--node|--node-certificate-life|--node-monitor-grace-period|--only|--out|--output|--reason|--rollout-pre-pull|--tls-san|--ttl|--uses) skip=1 ;;
         -*) ;;
         *) given="$given ${COMP_WORDS[at]}" ;;
         esac
     done
     case $before in
+    --config-rollouts) mapfile -t COMPREPLY < <(compgen -W "on off" -- "$word"); return ;;
     --log-level) mapfile -t COMPREPLY < <(compgen -W "error warn info debug" -- "$word"); return ;;
     --output) mapfile -t COMPREPLY < <(compgen -W "table json" -- "$word"); return ;;
     --rollout-pre-pull) mapfile -t COMPREPLY < <(compgen -W "on off" -- "$word"); return ;;
-    --data-dir|--names|--out) mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
+    --data-dir|--kubeconfig|--names|--out) mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     esac
     case $given in
-    " serve"*) choices="--listen --advertise --tls-san --node-monitor-grace-period --node-certificate-life --expired-node-may-renew --rollout-pre-pull --fenced --log-level --data-dir --help" ;;
+    " serve"*) choices="--listen --advertise --tls-san --node-monitor-grace-period --node-certificate-life --expired-node-may-renew --rollout-pre-pull --config-rollouts --fenced --log-level --data-dir --help" ;;
     " token create"*) choices="--advertise --node --names --any-node --ttl --uses --approve --description --data-dir --output --help" ;;
     " token list"*) choices="--data-dir --output --help" ;;
     " token revoke"*) choices="--data-dir --output --help" ;;
@@ -34,6 +35,7 @@ _kedge_hub() {
     " denied lift"*) choices="--data-dir --output --help" ;;
     " denied") choices="list lift --help" ;;
     " rollout"*) choices="--namespace --watch --data-dir --output --help" ;;
+    " controllers"*) choices="--kubeconfig --only --log-level --help" ;;
     " ca new"*) choices="--data-dir --output --help" ;;
     " ca status"*) choices="--data-dir --output --help" ;;
     " ca switch"*) choices="--leave --back --data-dir --output --help" ;;
@@ -42,7 +44,7 @@ _kedge_hub() {
     " backup"*) choices="--keep --data-dir --help" ;;
     " restore"*) choices="--empty --forget-revocations --data-dir --help" ;;
     " completions"*) choices="--help" ;;
-    "") choices="serve token node-kubeconfig node-bootstrap node denied rollout ca backup restore completions help --help --version" ;;
+    "") choices="serve token node-kubeconfig node-bootstrap node denied rollout controllers ca backup restore completions help --help --version" ;;
     esac
     mapfile -t COMPREPLY < <(compgen -W "$choices" -- "$word")
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 use kedge_hub_core::ApiError;
 use kedge_hub_core::controllers::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, approving, bootstrap_tokens,
-    certificates, cluster_roles, daemon_sets, events, garbage, namespaces, nodes, pods, root_certificate,
-    scheduler, service_accounts, system_namespaces, taint_eviction, trust,
+    certificates, cluster_roles, config_rollouts, daemon_sets, events, garbage, namespaces, nodes, pods,
+    root_certificate, scheduler, service_accounts, system_namespaces, taint_eviction, trust,
 };
 use kedge_hub_core::identity::Identity;
 use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, Kind, POD};
@@ -56,6 +56,8 @@ pub struct Tools {
     pub pki: Arc<Pki>,
     pub probe: Probe,
     pub times: CertificateTimes,
+    /// Whether this hub rolls out configurations itself; otherwise `kedge-hub controllers` does.
+    pub config_rollouts: bool,
 }
 
 /// How long nodes' certificates count.
@@ -83,6 +85,9 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
     running.spawn(run(hub.clone(), tools.clone(), pods::Pods::default));
     let rollouts = hub.rollout_defaults();
     running.spawn(run(hub.clone(), tools.clone(), move || daemon_sets::DaemonSets::new(rollouts)));
+    if tools.config_rollouts {
+        running.spawn(run(hub.clone(), tools.clone(), config_rollouts::ConfigRollouts::default));
+    }
     running.spawn(run(hub.clone(), tools.clone(), scheduler::Scheduler::default));
     running.spawn(run(hub.clone(), tools.clone(), taint_eviction::TaintEviction::default));
     running.spawn(run(hub.clone(), tools.clone(), events::Events::default));
@@ -655,7 +660,7 @@ mod tests {
                 pki.client_config(OffsetDateTime::now_utc()).unwrap(),
             );
             let times = CertificateTimes::default();
-            let tools = Arc::new(Tools { pki: Arc::new(pki), probe, times });
+            let tools = Arc::new(Tools { pki: Arc::new(pki), probe, times, config_rollouts: true });
             let turns = Turns::new(hub.loops().watch("test"));
             let runner = Runner::new(Arc::clone(&hub), tools, Nodes::new(MINIMUM_GRACE), turns);
             Stage { _data_dir: data_dir, hub, runner, listener: Some(listener) }

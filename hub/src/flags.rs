@@ -55,6 +55,8 @@ pub enum Command {
     Denied(DeniedCommand),
     /// Show the progress of an update.
     Rollout(RolloutCommand),
+    /// Run controllers beside another API server.
+    Controllers(ControllersCommand),
     /// Replace the certificate authority.
     Ca(CaCommand),
     /// Copy everything into a new file.
@@ -86,6 +88,8 @@ pub struct Serve {
     pub certificates: CertificateTimes,
     /// Defaults for DaemonSets that set no value of their own.
     pub rollouts: Defaults,
+    /// Whether the hub rolls out configurations itself.
+    pub config_rollouts: bool,
     /// Read-only but for the renewals of Leases: another hub takes this one's place.
     pub fenced: bool,
     pub log_level: LevelFilter,
@@ -132,13 +136,23 @@ pub struct DeniedCommand {
 pub struct RolloutCommand {
     /// The directory of the running hub.
     pub data_dir: PathBuf,
-    pub namespace: String,
-    /// The DaemonSet.
+    /// Of the DaemonSet; `None` for a ConfigRollout.
+    pub namespace: Option<String>,
     pub name: String,
     /// Print again at each change, until the end.
     pub watch: bool,
     /// Print JSON.
     pub json: bool,
+}
+
+/// Options of `controllers`.
+#[derive(Debug, PartialEq)]
+pub struct ControllersCommand {
+    /// Names the API server, and the credential.
+    pub kubeconfig: PathBuf,
+    /// The name of this process in the Lease.
+    pub name: String,
+    pub log_level: LevelFilter,
 }
 
 /// Options of `ca`.
@@ -289,6 +303,9 @@ struct Raw {
     tls_san: Vec<String>,
     grace: Option<String>,
     pre_pull: Option<String>,
+    config_rollouts: Option<String>,
+    kubeconfig: Option<PathBuf>,
+    only: Option<String>,
     node_life: Option<String>,
     expired_may_renew: Option<String>,
     life: Option<String>,
@@ -352,6 +369,7 @@ where
         Some("node") => node(raw),
         Some("denied") => denied(raw),
         Some("rollout") => rollout(raw),
+        Some("controllers") => controllers(raw),
         Some("ca") => ca(raw),
         Some("backup") => backup(raw).map(Command::Backup),
         Some("restore") => restore(raw).map(Command::Restore),
@@ -384,6 +402,9 @@ impl Raw {
             "expired-node-may-renew" => self.expired_may_renew = Some(text()?),
             "life" => self.life = Some(text()?),
             "rollout-pre-pull" => self.pre_pull = Some(text()?),
+            "config-rollouts" => self.config_rollouts = Some(text()?),
+            "kubeconfig" => self.kubeconfig = path(),
+            "only" => self.only = Some(text()?),
             "log-level" => self.log_level = Some(text()?),
             "output" => self.output = Some(text()?),
             "reason" => self.reason = Some(text()?),
@@ -442,6 +463,11 @@ fn serve(raw: Raw) -> Result<Command, FlagError> {
         fenced: raw.fenced,
         certificates,
         rollouts: raw.pre_pull.as_deref().map_or(Ok(Defaults::default()), rollouts)?,
+        config_rollouts: match raw.config_rollouts.as_deref() {
+            None | Some("on") => true,
+            Some("off") => false,
+            Some(other) => return Err(value("--config-rollouts", other, "on or off")),
+        },
         log_level: raw.log_level.as_deref().map_or(Ok(LevelFilter::Info), log_level)?,
     }))
 }
@@ -460,12 +486,41 @@ fn rollout(raw: Raw) -> Result<Command, FlagError> {
     if !is_dns_subdomain(&namespace) {
         return Err(value("--namespace", &namespace, "the name of a namespace"));
     }
-    let name = match raw.words.as_slice() {
-        [_, name] if is_dns_subdomain(name) => name.clone(),
-        words => return Err(value("rollout", &words[1..].join(" "), "the name of one DaemonSet")),
+    let expected = "the name of one DaemonSet, or cro/ and that of a ConfigRollout";
+    let (namespace, name) = match raw.words.as_slice() {
+        [_, name] if is_dns_subdomain(name) => (Some(namespace), name.clone()),
+        [_, word] => match word.strip_prefix("cro/").filter(|name| is_dns_subdomain(name)) {
+            Some(_) if raw.namespace.is_some() => {
+                return Err(value("--namespace", &namespace, "none: a ConfigRollout has no namespace"));
+            }
+            Some(name) => (None, name.to_owned()),
+            None => return Err(value("rollout", word, expected)),
+        },
+        words => return Err(value("rollout", &words[1..].join(" "), expected)),
     };
     let (watch, json) = (raw.watch, is_json(raw.output.as_deref())?);
     Ok(Command::Rollout(RolloutCommand { data_dir: data_dir(raw.data_dir)?, namespace, name, watch, json }))
+}
+
+fn controllers(raw: Raw) -> Result<Command, FlagError> {
+    if raw.words.len() > 1 {
+        return Err(value("controllers", &raw.words[1..].join(" "), "no further argument"));
+    }
+    let log_level = raw.log_level.as_deref().map_or(Ok(LevelFilter::Info), log_level)?;
+    let only = raw.only.as_deref().unwrap_or_default();
+    if only != "config-rollouts" {
+        return Err(value(
+            "--only",
+            only,
+            "config-rollouts, the controller that runs beside another API server",
+        ));
+    }
+    let Some(kubeconfig) = raw.kubeconfig else {
+        return Err(value("--kubeconfig", "", "a file that names an API server"));
+    };
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = format!("{}_{}", host.trim(), std::process::id());
+    Ok(Command::Controllers(ControllersCommand { kubeconfig, name, log_level }))
 }
 
 fn ca(raw: Raw) -> Result<Command, FlagError> {
@@ -845,10 +900,15 @@ mod tests {
             other => panic!("{line}: {other:?}"),
         };
         let found = rollout("rollout agent");
-        assert_eq!((found.namespace.as_str(), found.watch, found.json), ("default", false, false));
+        assert_eq!((found.namespace.as_deref(), found.watch, found.json), (Some("default"), false, false));
         let found = rollout("rollout agent -n edge --watch --output json");
-        assert_eq!((found.namespace.as_str(), found.watch, found.json), ("edge", true, true));
-        for line in ["rollout", "rollout a b", "rollout A", "rollout ds/agent"] {
+        assert_eq!((found.namespace.as_deref(), found.watch, found.json), (Some("edge"), true, true));
+        let found = rollout("rollout cro/shops");
+        assert_eq!((found.namespace, found.name.as_str()), (None, "shops"));
+        refused("rollout cro/shops -n a", "a ConfigRollout has no namespace");
+        refused("controllers --kubeconfig f", "--only is \"\", expected config-rollouts");
+        refused("controllers --only config-rollouts", "--kubeconfig is \"\"");
+        for line in ["rollout", "rollout a b", "rollout A", "rollout ds/agent", "rollout cro/A"] {
             refused(line, "expected the name of one DaemonSet");
         }
         refused("rollout a -n A", "--namespace is \"A\"");

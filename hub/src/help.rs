@@ -48,6 +48,7 @@ pub const COMMANDS: &[Command] = &[
             "node-certificate-life",
             "expired-node-may-renew",
             "rollout-pre-pull",
+            "config-rollouts",
             "fenced",
             "log-level",
         ],
@@ -150,10 +151,17 @@ pub const COMMANDS: &[Command] = &[
     ),
     command(
         "rollout",
-        "NAME",
-        "print the state of a DaemonSet's update on each node, with reasons",
+        "NAME|cro/NAME",
+        "print the state of a DaemonSet's update, or of a ConfigRollout, on each node, with reasons",
         ASKS,
         &["namespace", "watch", "data-dir", "output"],
+    ),
+    command(
+        "controllers",
+        "",
+        "roll out configurations beside another API server, by its ConfigRollouts",
+        "Of several such processes one acts: the holder of a Lease. A kedge-hub does this itself.",
+        &["kubeconfig", "only", "log-level"],
     ),
     command(
         "ca new",
@@ -238,6 +246,13 @@ pub const FLAGS: &[Flag] = &[
         "updates of DaemonSets stop a pod once the next one's images are on its node (on), or at once, as upstream \
          does (off), unless the annotation kedge.dev/pre-pull of the set says otherwise [on]",
     ),
+    flag(
+        "config-rollouts",
+        "on|off",
+        "ConfigRollouts are this hub's (on), or left to kedge-hub controllers (off) [on]",
+    ),
+    flag("kubeconfig", "FILE", "names the API server and a credential for it"),
+    flag("only", "NAME", "the controller to run: config-rollouts"),
     flag(
         "fenced",
         "",
@@ -478,6 +493,7 @@ mod tests {
         "denied list",
         "denied lift user.jane",
         "rollout agent",
+        "controllers",
         "ca new",
         "ca status",
         "ca switch",
@@ -499,7 +515,7 @@ mod tests {
             "listen" | "advertise" => "127.0.0.1:1",
             "node-monitor-grace-period" => "60s",
             "node-certificate-life" | "expired-node-may-renew" | "life" => "1y",
-            "rollout-pre-pull" => "on",
+            "rollout-pre-pull" | "config-rollouts" => "on",
             "log-level" => "info",
             "ttl" => "1h",
             "uses" | "leave" | "keep" => "1",

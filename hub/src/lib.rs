@@ -17,6 +17,7 @@
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki` | the certificate authority, serving and client certificates |
 //! | `node_command`, `token_command`, `denied_command`, `rollout_command` | `kedge-hub node`, `token`, `denied` and `rollout`: ask the running hub (`asking`) |
+//! | `elsewhere` | `kedge-hub controllers`: controllers beside another API server |
 //! | `flags`, `help`, `addresses`, `logging` | the command line and its pages of help, the names and URLs of the hub, the log |
 //! | `bucket`, `files`, `own` | rates, for `server` and `audit`; small durable files; reading JSON that the hub wrote |
 //!
@@ -35,6 +36,7 @@ pub mod controllers;
 mod credential_table;
 pub mod denials;
 pub mod denied_command;
+pub mod elsewhere;
 mod files;
 pub mod flags;
 mod fresh;

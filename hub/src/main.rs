@@ -18,8 +18,8 @@ use kedge_hub::pki::{self, Pki};
 use kedge_hub::probe::Probe;
 use kedge_hub::store::{backup, series};
 use kedge_hub::{
-    Authorities, Hub, VERSION, addresses, ca_command, clock, controllers, denials, denied_command, guard,
-    kubeconfig_command, logging, node_acts, node_command, rollout_command, server, token_command,
+    Authorities, Hub, VERSION, addresses, ca_command, clock, controllers, denials, denied_command, elsewhere,
+    guard, kubeconfig_command, logging, node_acts, node_command, rollout_command, server, token_command,
 };
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
@@ -63,6 +63,10 @@ fn run(command: Command) -> Result<(), String> {
         Command::Node(command) => print(&small_runtime()?.block_on(node_command::run(&command))?),
         Command::Ca(command) => print(&small_runtime()?.block_on(ca_command::run(&command))?),
         Command::Rollout(command) => small_runtime()?.block_on(rollout_command::run(&command, print)),
+        Command::Controllers(command) => {
+            logging::start(command.log_level);
+            small_runtime()?.block_on(elsewhere::run(&command))
+        }
         Command::Backup(options) => {
             let (file, made) = match options.keep {
                 Some(keep) => series::backup(&options.data_dir, &options.file, keep).map_err(text)?,
@@ -174,7 +178,8 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     hub.make_root_certificates(&pki.ca_text());
     hub.make_cluster_info(&pki.cluster_info(&node_url));
     let pki = Arc::new(pki);
-    let tools = controllers::Tools { pki: Arc::clone(&pki), probe, times: options.certificates };
+    let (times, config_rollouts) = (options.certificates, options.config_rollouts);
+    let tools = controllers::Tools { pki: Arc::clone(&pki), probe, times, config_rollouts };
     hub.use_rollout_defaults(options.rollouts);
     let is_fenced = options.fenced;
     let mut background = match is_fenced {

@@ -1,10 +1,11 @@
-//! `kedge-hub rollout NAME`: the progress of a DaemonSet's update, node by node, from the running hub's view.
+//! `kedge-hub rollout NAME` or `cro/NAME`: the progress of a DaemonSet's update or a ConfigRollout, node by
+//! node, from the running hub's view.
 //!
 //! Always holds: nothing is decided here. With `--watch` it prints the table at each change, and ends when
 //! the update is complete (its pods stayed), or with an error when it stopped or another template replaced
 //! it: kubectl's `rollout status` would keep waiting, or report the other template's success. If the hub is
 //! away for a moment, the command retries. Left to others: the hub's side
-//! (`kedge_hub_core::controllers::daemon_sets::view`).
+//! (`view` of `kedge_hub_core::controllers::{daemon_sets, config_rollouts}`).
 
 use std::time::Duration;
 
@@ -26,7 +27,10 @@ pub async fn run(
     command: &RolloutCommand,
     mut print: impl FnMut(&str) -> Result<(), String>,
 ) -> Result<(), String> {
-    let path = format!("/kedge/rollouts/{}/{}", command.namespace, command.name);
+    let path = match &command.namespace {
+        Some(namespace) => format!("/kedge/rollouts/{namespace}/{}", command.name),
+        None => format!("/kedge/rollouts/{}", command.name),
+    };
     let (mut known, mut failures) = (Value::Null, 0);
     loop {
         match ask(&command.data_dir, "GET", &path, &Value::Null).await {

@@ -63,6 +63,7 @@ impl Act {
             | Route::Authorities
             | Route::Denials
             | Route::Rollout { .. }
+            | Route::ConfigRollout { .. }
             | Route::Unserved(_)
             | Route::Unknown => Act::Look,
         }
@@ -189,6 +190,7 @@ mod tests {
                     "/kedge/nodes",
                     "/kedge/authorities",
                     "/kedge/rollouts/n/d",
+                    "/kedge/rollouts/shops",
                     "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
                     "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
                     "/apis/authorization.k8s.io/v1/subjectaccessreviews",

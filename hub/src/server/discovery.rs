@@ -37,7 +37,7 @@ fn named_groups() -> Vec<(&'static str, &'static str)> {
 }
 
 /// Upstream's order of groups: `kubectl get` uses the first group that has a resource of the given name.
-const ORDER: [&str; 9] = [
+const ORDER: [&str; 10] = [
     "apps",
     "events.k8s.io",
     "authentication.k8s.io",
@@ -46,6 +46,7 @@ const ORDER: [&str; 9] = [
     "policy",
     "rbac.authorization.k8s.io",
     "coordination.k8s.io",
+    "fleet.kedge.dev",
     // served by another server behind the API server, so it comes after all others
     "metrics.k8s.io",
 ];

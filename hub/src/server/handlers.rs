@@ -33,12 +33,12 @@ use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::apply::{self, Apply, Manager, Owner};
 use kedge_hub_core::continue_token::ContinueToken;
-use kedge_hub_core::controllers::daemon_sets;
+use kedge_hub_core::controllers::{config_rollouts, daemon_sets};
 use kedge_hub_core::decode::{self, FieldValidation};
 use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE};
 use kedge_hub_core::identity::{self, Attributes, Identity, Standing};
-use kedge_hub_core::kinds::{self, DAEMON_SET, Kind};
+use kedge_hub_core::kinds::{self, CONFIG_ROLLOUT, DAEMON_SET, Kind};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::patch::body::Patch;
 use kedge_hub_core::requests::{Answer, Part, Place, WriteOptions, check_place};
@@ -376,6 +376,11 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
             let (hub, now) = (&context.server.hub, time::OffsetDateTime::now_utc());
             let found = daemon_sets::view(&**hub, hub.rollout_defaults(), (&namespace, &name), now);
             let found = found.ok_or_else(|| ApiError::not_found(&DAEMON_SET, &name))?;
+            Ok(respond::json(200, &found))
+        }
+        Route::ConfigRollout { name } => {
+            let found = config_rollouts::view(&*context.server.hub, &name, time::OffsetDateTime::now_utc());
+            let found = found.ok_or_else(|| ApiError::not_found(&CONFIG_ROLLOUT, &name))?;
             Ok(respond::json(200, &found))
         }
         Route::OpenIdConfiguration => tokens::configuration(context),

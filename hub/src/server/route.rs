@@ -75,6 +75,8 @@ pub(super) enum Route {
     Call { node: String, id: String },
     /// `/kedge/rollouts/NAMESPACE/NAME`: the progress of a DaemonSet's update.
     Rollout { namespace: String, name: String },
+    /// `/kedge/rollouts/NAME`: that of a ConfigRollout.
+    ConfigRollout { name: String },
     /// A path of Kubernetes that the hub does not serve, with the reason.
     Unserved(String),
     /// No path of the hub or of Kubernetes.
@@ -173,6 +175,7 @@ pub(super) fn parse(path: &str) -> Route {
         ["fleet", page @ ..] => Place::parse(page).map_or(Route::Unknown, Route::Fleet),
         ["kedge", "nodes"] => Route::Nodes,
         ["kedge", "authorities"] => Route::Authorities,
+        ["kedge", "rollouts", name] => Route::ConfigRollout { name: (*name).to_owned() },
         ["kedge", "rollouts", namespace, name] => {
             Route::Rollout { namespace: (*namespace).to_owned(), name: (*name).to_owned() }
         }
@@ -398,7 +401,8 @@ mod tests {
         check("/kedge/denials/user.a/lift", "DenialLift { key: \"user.a\" }");
         check("/kedge/denials/user.a", "Unknown");
         check("/kedge/rollouts/n/d", "Rollout { namespace: \"n\", name: \"d\" }");
-        check("/kedge/rollouts/d", "Unknown");
+        check("/kedge/rollouts/shops", "ConfigRollout { name: \"shops\" }");
+        check("/kedge/rollouts", "Unknown");
         check("/", "Index");
         check("", "Index");
         check("/api", "CoreVersions");

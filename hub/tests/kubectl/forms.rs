@@ -175,9 +175,13 @@ fn one_of_each(hub: &Hub, kubectl: &Kubectl) -> Vec<Value> {
         json!({"apiVersion": RIGHTS, "kind": "ClusterRole", "metadata": {"name": "one"}, "rules": rules}),
         json!({"apiVersion": RIGHTS, "kind": "RoleBinding", "metadata": {"name": "one"}, "roleRef": role("Role")}),
         json!({"apiVersion": RIGHTS, "kind": "Role", "metadata": {"name": "one"}, "rules": rules}),
+        json!({"apiVersion": "fleet.kedge.dev/v1", "kind": "ConfigRollout", "metadata": {"name": "one"},
+            "spec": {"selector": {"matchLabels": {"fleet.kedge.dev/group": "none"}}, "source": {"name": "none"}}}),
     ];
     let files: String = objects.iter().map(|object| format!("{object}\n")).collect();
     assert_eq!(kubectl.ok_with("create -f -", &files).lines().count(), objects.len());
+    // its controller writes the status once
+    kubectl.until("get cro one -o jsonpath={.status.phase}", |outcome| !outcome.out.is_empty());
     objects
 }
 

@@ -7,6 +7,7 @@
 mod a_silent_node;
 mod apply;
 mod command_line;
+mod config_rollouts;
 mod fleet;
 mod forms;
 mod nodes;

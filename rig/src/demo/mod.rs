@@ -1,6 +1,6 @@
 //! The chapters of `make try`: three real agents and a real hub; a good configuration, one that does not
 //! parse, one that does not validate, one that would do harm, one under which the agent crashes, the repair,
-//! two variants in one ConfigMap, and a move to another hub; and meanwhile a pod on each node (`pods`), where
+//! two variants in one ConfigMap, a move to another hub, and a rollout that stops; and meanwhile a pod on each node (`pods`), where
 //! this machine can run containers.
 //!
 //! Owns the order of events and the results expected in each chapter. Always holds: a chapter ends only when
@@ -24,11 +24,26 @@ use crate::error::RigError;
 use crate::hub::Hub;
 use crate::kubectl::{Kubectl, shown};
 use crate::programs;
+use crate::scratch::poll;
 use crate::signals::StopSignal;
 use crate::view::{ConfigStatus, Fact, FactKind, View, World};
 
 /// The nodes. The first one gets the configuration that does not parse, and so on.
 const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
+/// The nodes of the rollout: those that stay when the first one has moved.
+const ROLLED_OUT: [&str; 2] = ["edge-2", "edge-3"];
+const ROLLOUT: &str = "
+apiVersion: fleet.kedge.dev/v1
+kind: ConfigRollout
+metadata: {name: shops}
+spec:
+  selector: {matchLabels: {fleet.kedge.dev/group: shops}}
+  source: {name: shop-settings}
+  strategy:
+    completeAfter: 2s
+    batches:
+    - selector: {matchLabels: {fleet.kedge.dev/ring: canary}}
+";
 /// `configTrialDuration` of every configuration in the demo. The default is ten minutes.
 const TRIAL: Duration = Duration::from_secs(15);
 /// `crashLoopThreshold` in the demo. The default is ten.
@@ -120,7 +135,8 @@ impl Demo {
         self.the_heartbeats()?;
         self.the_pods_all_the_while()?;
         self.what_containers_survive()?;
-        self.the_move(&fixed)
+        self.the_move(&fixed)?;
+        self.a_rollout_that_stops()
     }
 
     fn nodes_join(&mut self) -> Result<(), RigError> {
@@ -268,6 +284,75 @@ impl Demo {
             status_is(world, "edge-1", "ConfigOK", "True")
                 && world.config("edge-1").active.as_deref() == Some(&*uid)
         })
+    }
+
+    /// An edit of one ConfigMap reaches the canary alone; a bad one stops there.
+    fn a_rollout_that_stops(&mut self) -> Result<(), RigError> {
+        self.console
+            .chapter("A rollout: one ConfigMap for edge-2 and edge-3, batch by batch, until it harms");
+        for node in ROLLED_OUT {
+            let none = r#"{"spec":{"configSource":null}}"#;
+            self.kubectl(&["patch", "node", node, "-p", none].map(str::to_owned))?;
+        }
+        self.kubectl(&["create", "namespace", "kedge-fleet"].map(str::to_owned))?;
+        let group = ["label", "node", "edge-2", "edge-3", "fleet.kedge.dev/group=shops"];
+        self.kubectl(&group.map(str::to_owned))?;
+        self.kubectl(&["label", "node", "edge-2", "fleet.kedge.dev/ring=canary"].map(str::to_owned))?;
+        self.push("nodeStatusReportFrequency: 1m\n")?;
+        self.console.say(Tone::Command, "kubectl apply -f shops.yaml");
+        self.cluster.kubectl().feed(&["apply", "-f", "-"], ROLLOUT)?;
+        let revision = |world: &World, node: &str, which: &str| {
+            let path = format!("{which}/configMap/name");
+            let name = world.node(node).and_then(|node| node.pointer(&path)).and_then(Value::as_str);
+            name.unwrap_or_default().to_owned()
+        };
+        let (assigned, good) = ("/spec/configSource", "/status/config/lastKnownGood");
+        self.until("the first revision on both nodes, the canary first", PATIENCE + 3 * TRIAL, |world| {
+            ROLLED_OUT.iter().all(|node| {
+                let name = revision(world, node, good);
+                name.starts_with("shops-") && revision(world, node, assigned) == name
+            })
+        })?;
+        let first = self.cluster.view().look(|world| revision(world, "edge-3", assigned));
+        self.push("maxPods: many\n")?;
+        self.until("edge-2 to refuse the second one", PATIENCE + TRIAL, |world| {
+            revision(world, "edge-2", assigned) != first && status_is(world, "edge-2", "ConfigOK", "False")
+        })?;
+        let stopped = poll(PATIENCE, || {
+            let rollout = self.cluster.kubectl().json(&["get", "cro", "shops", "-o", "json"]).ok()?;
+            let conditions = rollout["status"]["conditions"].as_array()?;
+            let stop = conditions.iter().find(|one| one["type"] == "Stopped" && one["status"] == "True")?;
+            stop["message"].as_str().map(str::to_owned)
+        });
+        let Some(message) = stopped else {
+            let awaited = "the rollout to stop".to_owned();
+            return Err(RigError::TimedOut { awaited, found: "no condition Stopped".to_owned() });
+        };
+        self.console.say(Tone::Good, &message);
+        self.until("edge-3 to keep the first one", PATIENCE, |world| {
+            revision(world, "edge-3", assigned) == first && status_is(world, "edge-3", "ConfigOK", "True")
+        })
+    }
+
+    /// Writes the source of the rollout.
+    fn push(&mut self, fields: &str) -> Result<(), RigError> {
+        let path = self.cluster.payload_file("shop-settings", &payload(fields))?;
+        self.console.say(Tone::Command, "kubectl apply -f shop-settings.yaml");
+        let file = format!("--from-file=kubelet={}", path.display());
+        let make = [
+            "create",
+            "configmap",
+            "shop-settings",
+            "-n",
+            "kedge-fleet",
+            &file,
+            "--dry-run=client",
+            "-o",
+            "yaml",
+        ];
+        let manifest = self.cluster.kubectl().run(&make)?;
+        self.cluster.kubectl().feed(&["apply", "-f", "-"], &manifest)?;
+        Ok(())
     }
 
     /// No Lease was late, and every node was always Ready.

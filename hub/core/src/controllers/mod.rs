@@ -8,6 +8,7 @@ pub mod bootstrap_tokens;
 pub mod certificates;
 mod clock;
 pub mod cluster_roles;
+pub mod config_rollouts;
 mod controller;
 pub mod daemon_sets;
 pub mod events;
@@ -57,6 +58,8 @@ mod tests {
     mod approving;
     mod bootstrap_tokens;
     mod cluster_roles;
+    mod config_fleet;
+    mod config_rollouts;
     mod daemon_sets;
     mod design_document;
     mod hostile;

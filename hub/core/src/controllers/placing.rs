@@ -41,6 +41,9 @@ pub(super) struct Node {
     pub(super) is_lost: bool,
     /// Its agent is Kedge's, and can pull images ahead.
     pub(super) pulls_ahead: bool,
+    /// A ConfigRollout assigned it a configuration that it neither promoted nor refused yet: no update stops
+    /// a serving pod there meanwhile, so that one node is out for one reason.
+    is_on_trial: bool,
     /// When an update may stop a serving pod there.
     maintenance: Maintenance,
 }
@@ -73,6 +76,7 @@ impl Node {
             taints: taints.filter(|taint| taint["effect"] != "PreferNoSchedule").cloned().collect(),
             is_lost: condition(&value["status"], "Ready").is_some_and(|ready| ready["status"] == "Unknown"),
             pulls_ahead: text(&value, &["status", "nodeInfo", "kubeletVersion"]).contains(BUILD),
+            is_on_trial: is_on_trial(&value),
             maintenance: match text(&value, &["metadata", "annotations", MAINTENANCE_ANNOTATION]) {
                 "" => Maintenance::AtAnyTime,
                 found => {
@@ -82,8 +86,16 @@ impl Node {
         }
     }
 
-    /// Whether the windows are open, by the hub's clock.
+    /// Whether an update may stop a serving pod.
     pub(super) fn maintained(&self, wall: OffsetDateTime) -> Maintained {
+        if self.is_on_trial {
+            return Maintained { is_open: false, stays: None };
+        }
+        self.windows(wall)
+    }
+
+    /// Whether the windows are open, by the hub's clock.
+    pub(super) fn windows(&self, wall: OffsetDateTime) -> Maintained {
         match &self.maintenance {
             Maintenance::AtAnyTime => Maintained { is_open: true, stays: None },
             Maintenance::Unreadable => Maintained { is_open: false, stays: None },
@@ -99,6 +111,14 @@ impl Node {
 
     /// The reason that an update gives when it waits for this node.
     pub(super) fn maintenance(&self) -> String {
+        if self.is_on_trial {
+            return "its configuration is on trial".to_owned();
+        }
+        self.windows_shown()
+    }
+
+    /// The reason that a rollout gives when it waits for the node's windows.
+    pub(super) fn windows_shown(&self) -> String {
         match &self.maintenance {
             Maintenance::Unreadable => format!("its annotation {MAINTENANCE_ANNOTATION} cannot be read"),
             _ => "waits for its maintenance window".to_owned(),
@@ -106,7 +126,21 @@ impl Node {
     }
 }
 
+/// Whether a rollout's assignment is neither promoted nor refused.
+fn is_on_trial(node: &Value) -> bool {
+    let assigned = &node["spec"]["configSource"]["configMap"];
+    let promoted = &node["status"]["config"]["lastKnownGood"]["configMap"];
+    !text(node, &["metadata", "annotations", kedge_api::ROLLOUT_ANNOTATION]).is_empty()
+        && assigned.is_object()
+        && ["namespace", "name"].iter().any(|field| assigned[*field] != promoted[*field])
+        && condition(&node["status"], kedge_api::CONFIG_OK).is_none_or(|found| found["status"] != "False")
+}
+
 impl Node {
+    pub(super) fn labels(&self) -> &Value {
+        &self.labels
+    }
+
     pub(super) fn label(&self, key: &str) -> Option<&str> {
         self.labels.get(key).and_then(Value::as_str)
     }

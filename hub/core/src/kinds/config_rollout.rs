@@ -85,7 +85,9 @@ fn prepare(new: &mut Value, _: Option<&Value>) {
     }
     let strategy = spec.entry("strategy").or_insert_with(|| json!({}));
     let Some(strategy) = strategy.as_object_mut() else { return };
-    for (field, value) in [("maxUnavailable", "2%"), ("maxFailures", "1%"), ("progressDeadline", "2h")] {
+    for (field, value) in
+        [("maxUnavailable", "2%"), ("maxFailures", "1%"), ("progressDeadline", "2h"), ("completeAfter", "1m")]
+    {
         strategy.entry(field).or_insert_with(|| value.into());
     }
     if let Some(group) = strategy.get_mut("perGroup").and_then(Value::as_object_mut) {
@@ -119,6 +121,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Errors) {
     amount(&strategy["maxUnavailable"], 1, &format!("{path}.maxUnavailable"), errors);
     amount(&strategy["maxFailures"], 0, &format!("{path}.maxFailures"), errors);
     time(strategy, "progressDeadline", 1, path, errors);
+    time(strategy, "completeAfter", 0, path, errors);
     if let Some(group) = at(strategy, &["perGroup"]) {
         let path = format!("{path}.perGroup");
         rules::required(group, "label", &path, errors);
@@ -274,7 +277,7 @@ mod tests {
     fn defaults_are_cautious() {
         let made = rollout(|spec| spec["strategy"] = json!({"perGroup": {"label": "fleet.kedge.dev/site"}}));
         let expect = json!({"maxUnavailable": "2%", "maxFailures": "1%", "progressDeadline": "2h",
-            "perGroup": {"label": "fleet.kedge.dev/site", "maxUnavailable": 1}});
+            "completeAfter": "1m", "perGroup": {"label": "fleet.kedge.dev/site", "maxUnavailable": 1}});
         assert_eq!(made["spec"]["strategy"], expect);
         assert_eq!(made["spec"]["source"]["kubeletConfigKey"], "kubelet");
         check(|_| {}, &[]);
