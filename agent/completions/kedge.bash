@@ -37,9 +37,9 @@ _kedge() {
     " images rm"*) choices="--credentials --name --output --environment-file --root-dir --run-dir --kubeconfig --bootstrap-kubeconfig --hostname-override --node-labels --register-node --register-with-taints --provider-id --config --init-config-dir --config-dir --dynamic-config --dynamic-config-dir --node-status-update-frequency --healthz-port --healthz-bind-address --v --crun --cgroup-root --preloaded-images --help" ;;
     " images prune"*) choices="--credentials --name --output --environment-file --root-dir --run-dir --kubeconfig --bootstrap-kubeconfig --hostname-override --node-labels --register-node --register-with-taints --provider-id --config --init-config-dir --config-dir --dynamic-config --dynamic-config-dir --node-status-update-frequency --healthz-port --healthz-bind-address --v --crun --cgroup-root --preloaded-images --help" ;;
     " images") choices="ls pull import rm prune --help" ;;
-    " slot status"*) choices="--reboot --allow-older --root-dir --run-dir --help" ;;
-    " slot update"*) choices="--reboot --allow-older --root-dir --run-dir --help" ;;
-    " slot keys"*) choices="--reboot --allow-older --root-dir --run-dir --help" ;;
+    " slot status"*) choices="--reboot --allow-older --again --root-dir --run-dir --help" ;;
+    " slot update"*) choices="--reboot --allow-older --again --root-dir --run-dir --help" ;;
+    " slot keys"*) choices="--reboot --allow-older --again --root-dir --run-dir --help" ;;
     " slot") choices="status update keys --help" ;;
     " version"*) choices="--output --help" ;;
     "") choices="agent join status doctor config pods logs exec attach images slot version help --help --version" ;;

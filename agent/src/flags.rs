@@ -181,6 +181,7 @@ struct Raw {
     dynamic_config: Option<bool>,
     reboots: bool,
     allows_older: bool,
+    again: bool,
     skips_authority: bool,
     timestamps: bool,
     previous: bool,
@@ -224,10 +225,11 @@ const TEXTS: [&str; 26] = [
 
 /// The others, as [`Raw::take`] reads them.
 #[cfg(test)]
-const OTHERS: [&str; 18] = [
+const OTHERS: [&str; 19] = [
     "output",
     "reboot",
     "allow-older",
+    "again",
     "unsafe-skip-ca-verification",
     "timestamps",
     "previous",
@@ -264,6 +266,7 @@ impl Raw {
             "output" => self.output = Some(output(&parser.value()?.string()?)?),
             "reboot" => self.reboots = true,
             "allow-older" => self.allows_older = true,
+            "again" => self.again = true,
             "unsafe-skip-ca-verification" => self.skips_authority = true,
             "timestamps" => self.timestamps = boolean(name, parser)?,
             "previous" => self.previous = boolean(name, parser)?,
@@ -377,10 +380,10 @@ impl Raw {
                 return Err(UsageError("slot update needs a file, or - for standard input".into()));
             }
             ["slot", "update", file] => {
-                let Raw { reboots, allows_older, .. } = self;
+                let Raw { reboots, allows_older, again, .. } = self;
                 Command::SlotUpdate(
                     self.places(),
-                    UpdateOptions { file: (*file).to_owned(), reboots, allows_older },
+                    UpdateOptions { file: (*file).to_owned(), reboots, allows_older, again },
                 )
             }
             ["slot", "keys"] => Command::SlotKeys(self.places(), None),

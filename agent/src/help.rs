@@ -159,6 +159,7 @@ On a disk image only.
                      next boot
     --reboot         try it now
     --allow-older    take an older version than the one that runs
+    --again          take an update that failed here before, or while a configuration brings another
   keys [FILE]        the keys that sign updates; with a file (-: standard input), take this list of keys
 ";
 

@@ -232,6 +232,8 @@ pub struct UpdateOptions {
     pub reboots: bool,
     /// An update with an older version than the image that runs is taken, too.
     pub allows_older: bool,
+    /// An update is taken that failed here before, or while a configuration brings another.
+    pub again: bool,
 }
 
 /// The options of `kedge join`.

@@ -202,6 +202,7 @@ mod tests {
     use super::*;
     use base64::Engine;
     use base64::prelude::BASE64_STANDARD;
+    use kedge_core::slot::manifest::{MANIFEST_BYTES, Terms, verify};
     use kedge_platform::fake::{FakeDisk, FakeSlots, Loss};
     use kedge_rig::Scratch;
     use ring::signature::{Ed25519KeyPair, KeyPair};
@@ -251,6 +252,44 @@ mod tests {
     const EFI_COPY: &str = "efi/kedge/keys";
     const NEXT_COPY: &str = "efi/kedge/keys-next";
     const COPY: &str = "state/system/keys";
+
+    /// What `images/keys sign` and `images/build` made, with openssl.
+    const LIST: &str = "kedge-keys 1\n\
+         version 1\n\
+         roots-needed 1\n\
+         root mE3NHIhmU8PCQkWvNc4E2xSF3c5CxvAdm+x6+dLaJaQ=\n\
+         release rKZM1Vq3dCdqEsDHb3EIpb4ehY17t8U1BUHj2GfjCCY= builder\n\
+         floor x86_64-uefi 0.1.0~\n\
+         signature fa5a6ef07913f15c teKuWgUN0uDyKbodOTWMaioG0cvjd77PGa5aD8WBoo5GHZM371ZvxCVXA8Dv68s5OZMZAEFZvr91tPUiIL1hBg==\n\
+         ";
+    const BLOCK: &str = "kedge-update 2\n\
+         board x86_64-uefi\n\
+         version 0.1.0~git20261201000312.759bd347b1.dirty+p20261127.2637224\n\
+         options console=tty0 console=ttyS0,115200 no_timer_check panic=10 oops=panic gpt net.ifnames=0 rootfstype=squashfs ro quiet\n\
+         index 90659 593088445bc1a65a5ff6c9a747a10702fd03e2e56aea3ca8d8a3cb2dcd0c33ae\n\
+         vmlinuz 8247232 85667e6c72245133bd7e3e80bac7d16b26fda15c0a3c68faa4b713850ea526cd\n\
+         initrd 2460754 bb0fd777689f2fed56cf5e9739c1ffe5ff8b248770ad72855d018f2c524078a9\n\
+         root 49598464 70f04305d181230a89f580dc9f16900087d23e2ec16edef2cbfdf8ea345bb1cb\n\
+         floor-of 1\n\
+         signature baf4af81601127cd Sh+d66LXZIaQ+Ito8HVuxv5ovGOLFizGuh0fJz5GCQptXQqz9Q30nayVj+83VdwoNHTyt215zspGyA41hnkwCg==";
+
+    #[test]
+    fn list_of_the_builder_verifies_its_update() {
+        let (_scratch, sources) = device(&[(IMAGE, LIST.as_bytes())]);
+        let trust = sources.trust().unwrap();
+        let mut block = BLOCK.as_bytes().to_vec();
+        block.resize(MANIFEST_BYTES, b'\n');
+        let terms = Terms {
+            board: "x86_64-uefi",
+            running: "9",
+            trust: &trust,
+            allows_older: false,
+            below_floor: false,
+        };
+        let manifest = verify(&block, None, &terms, &check).unwrap();
+        assert_eq!(manifest.signer.as_deref(), Some("builder"));
+        assert_eq!(manifest.bytes(), MANIFEST_BYTES as u64 + 90_659 + 8_247_232 + 2_460_754 + 49_598_464);
+    }
 
     #[test]
     fn highest_list_counts_wherever_it_is() {

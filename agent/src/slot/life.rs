@@ -78,8 +78,8 @@ fn is_whole(slots: &FakeSlots, slot: &str) -> bool {
         _ => place.to_owned(),
     });
     let holds = |which: usize, content: &[u8]| slots.disk.holds(&places[which], content);
-    let is_old = holds(0, b"old") && holds(1, b"old") && holds(2, b"old root");
-    is_old || (0..3).all(|which| holds(which, &part(which)))
+    let is_old = holds(1, b"old") && holds(2, b"old") && holds(3, b"old root");
+    is_old || (0..4).all(|which| holds(which, &part(which)))
 }
 
 fn update(slots: &FakeSlots, running: &Started) -> Result<(), String> {

@@ -11,7 +11,7 @@ use super::signature::check;
 use super::steps;
 use crate::options::{Places, UpdateOptions};
 use crate::output::CommandError;
-use crate::slot::host::{LOCK, inspect, say, status};
+use crate::slot::host::{self, LOCK, inspect, say, status};
 use kedge_core::slot::admission::{self, Facts};
 use kedge_core::slot::keys::Trust;
 use kedge_core::slot::manifest::{self, MANIFEST_BYTES, Terms};
@@ -19,6 +19,7 @@ use kedge_core::slot::{Works, demands, words};
 use kedge_platform::linux::slots::{EFI, LinuxSlots, lock};
 use kedge_platform::linux::{Roots, is_root};
 use kedge_platform::slots::Slots;
+use serde_json::Value;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -32,7 +33,7 @@ const BY_HAND: &str = " kedge.by=hand";
 /// # Errors
 /// The update is refused, damaged, or cannot be written; or another one is under way.
 pub fn update(places: &Places, options: &UpdateOptions) -> Result<(), CommandError> {
-    let UpdateOptions { file, reboots, allows_older } = options;
+    let UpdateOptions { file, reboots, allows_older, again } = options;
     if !is_root() {
         return Err(unchanged("an update needs root"));
     }
@@ -47,7 +48,14 @@ pub fn update(places: &Places, options: &UpdateOptions) -> Result<(), CommandErr
     let slots = LinuxSlots::new(&roots, EFI);
     let facts = facts(&roots, Path::new(EFI), Path::new("/"));
     let works = || inspect(&roots, status(places).as_ref());
-    say(write(&slots, &facts, &trust, &mut update, length, *allows_older, works)?);
+    let mut block = Vec::new();
+    let read = update.by_ref().take(MANIFEST_BYTES as u64).read_to_end(&mut block);
+    read.map_err(|error| unchanged(format_args!("cannot read the update: {error}")))?;
+    if !again {
+        is_free(&places.root_dir.join("system"), &manifest::digest_of(&block)).map_err(unchanged)?;
+    }
+    let update = &mut block.as_slice().chain(update);
+    say(write(&slots, &facts, &trust, update, length, *allows_older, works)?);
     match *reboots {
         true => Command::new("systemctl").arg("reboot").status().map(drop).map_err(CommandError::new),
         false => Ok(()),
@@ -66,6 +74,27 @@ fn open(file: &str) -> io::Result<(Box<dyn Read>, Option<u64>)> {
     let file = File::open(file)?;
     let metadata = file.metadata()?;
     Ok((Box::new(file), metadata.is_file().then_some(metadata.len())))
+}
+
+/// Whether a person may write the system with this digest, by the records of the agent: it has not failed
+/// here, and no configuration is bringing another one.
+fn is_free(records: &Path, digest: &str) -> Result<(), String> {
+    let record =
+        |name| -> Value { serde_json::from_str(&host::read(&records.join(name))).unwrap_or_default() };
+    let is = |value: &Value| value["digest"].as_str().is_some_and(|named| named.ends_with(digest));
+    let (bad, wanted) = (record("bad"), record("wanted"));
+    let under_way = ["Fetching", "Held", "Written", "Armed", "Reverting"];
+    let anyway = "--again takes it all the same";
+    match () {
+        () if bad["systems"].as_array().is_some_and(|systems| systems.iter().any(is)) => {
+            Err(format!("this update was tried here before, and failed; {anyway}"))
+        }
+        () if under_way.iter().any(|state| wanted["state"] == *state) && !is(&wanted) => {
+            let version = wanted["version"].as_str().unwrap_or_default();
+            Err(format!("the configuration is bringing version {version}; {anyway}"))
+        }
+        () => Ok(()),
+    }
 }
 
 /// Writes an admitted update, and returns the text to print then. The functions that work in this image must
@@ -143,23 +172,24 @@ pub(super) mod tests {
     const ENOSPC: i32 = 28;
     /// Losses by chance tried at each cut.
     const SEEDS: u64 = 8;
-    const KEYS: [&str; 3] = ["vmlinuz", "initrd", "root"];
+    const KEYS: [&str; 4] = ["index", "vmlinuz", "initrd", "root"];
     /// Where the parts of slot b lie.
-    pub(in crate::slot) const PLACES: [&str; 3] = ["kedge/b/vmlinuz", "kedge/b/initrd", "dev/vda3"];
+    pub(in crate::slot) const PLACES: [&str; 4] =
+        ["kedge/b/index", "kedge/b/vmlinuz", "kedge/b/initrd", "dev/vda3"];
 
     pub(in crate::slot) fn part(which: usize) -> Vec<u8> {
         (0..1500 + 700 * which).map(|index| (index * 31 + which * 7 + index / 512) as u8).collect()
     }
 
     pub(in crate::slot) fn bytes() -> Vec<u8> {
-        let mut bytes = b"kedge-update 1\nboard toaster\nversion new\noptions quiet\n".to_vec();
+        let mut bytes = b"kedge-update 2\nboard toaster\nversion new\noptions quiet\n".to_vec();
         for (which, key) in KEYS.into_iter().enumerate() {
             let part = part(which);
             let digest: String = Sha256::digest(&part).iter().map(|byte| format!("{byte:02X}")).collect();
             bytes.extend(format!("{key} {} {digest}\n", part.len()).into_bytes());
         }
         bytes.resize(MANIFEST_BYTES, b'\n');
-        (0..3).for_each(|which| bytes.extend(part(which)));
+        (0..4).for_each(|which| bytes.extend(part(which)));
         bytes
     }
 
@@ -311,14 +341,15 @@ pub(super) mod tests {
 
     #[test]
     fn damaged_update_empties_only_the_other_slot() {
-        let at =
-            |part: usize| move |update: &mut Vec<u8>| update[MANIFEST_BYTES + [0, 1500, 3700][part] + 9] ^= 1;
+        let at = |part: usize| {
+            move |update: &mut Vec<u8>| update[MANIFEST_BYTES + [1500, 3700, 6600][part] + 9] ^= 1
+        };
         check_damage(at(0), "vmlinuz is damaged, in the update or on the disk; slot b may be empty now");
         check_damage(at(1), "initrd is damaged");
         check_damage(at(2), "root is damaged");
         check_damage(
-            |update| update.truncate(MANIFEST_BYTES + 1600),
-            "initrd is damaged: the update ends 2100 bytes",
+            |update| update.truncate(MANIFEST_BYTES + 3800),
+            "initrd is damaged: the update ends 2800 bytes",
         );
     }
 
@@ -327,7 +358,7 @@ pub(super) mod tests {
         let disk = disk();
         disk.flip_a_bit_next();
         let why = takes(&FakeSlots::new(&disk), &bytes(), None).unwrap_err();
-        assert!(why.starts_with("vmlinuz is damaged"), "{why}");
+        assert!(why.starts_with("index is damaged"), "{why}");
         assert_eq!(list(&disk), "kedge-a.conf");
     }
 
@@ -353,7 +384,7 @@ pub(super) mod tests {
             |_| {},
             &bytes(),
             Some(short),
-            "the update is damaged: it has 10695 bytes, expected 10696",
+            "the update is damaged: it has 14295 bytes, expected 14296",
         );
         check_refused(
             |slots| slots.make_read_only(Some(Cure::Remount)),
@@ -372,6 +403,31 @@ pub(super) mod tests {
             slots.fill_firmware();
         };
         check_refused(stubborn, &bytes(), None, "the firmware does not forget it");
+    }
+
+    #[test]
+    fn failed_update_is_taken_again_only_if_asked() {
+        let scratch = kedge_rig::Scratch::in_memory("records").unwrap();
+        let check = |file: &str, record: &str, expected: &str| {
+            scratch.write(file, record);
+            let found = is_free(scratch.path(), "5b1e").map_or_else(|why| why, |()| String::new());
+            assert!(
+                found.starts_with(expected) && found.is_empty() == expected.is_empty(),
+                "{record}: {found}"
+            );
+        };
+        assert_eq!(is_free(scratch.path(), "5b1e"), Ok(()));
+        check("bad", "{\"systems\": [{\"digest\": \"7f3c\"}]}", "");
+        check(
+            "bad",
+            "{\"systems\": [{\"digest\": \"7f3c\"}, {\"digest\": \"5b1e\"}]}",
+            "this update was tried here",
+        );
+        check("bad", "damaged", "");
+        check("wanted", "{\"digest\": \"5b1e\", \"state\": \"Fetching\"}", "");
+        check("wanted", "{\"digest\": \"7f3c\", \"state\": \"Promoted\"}", "");
+        let under_way = "{\"digest\": \"7f3c\", \"state\": \"Held\", \"version\": \"1.4\"}";
+        check("wanted", under_way, "the configuration is bringing version 1.4; --again");
     }
 
     #[test]

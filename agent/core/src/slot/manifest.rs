@@ -118,6 +118,11 @@ pub struct Terms<'a> {
     pub below_floor: bool,
 }
 
+/// How a system is named: the SHA-256 of its block.
+pub fn digest_of(block: &[u8]) -> String {
+    hex(&Sha256::digest(block))
+}
+
 /// Judges the block at the beginning of an update, and reads it.
 ///
 /// # Errors
@@ -128,7 +133,7 @@ pub fn verify(
     terms: &Terms<'_>,
     check: Check<'_>,
 ) -> Result<Manifest, Refusal> {
-    let digest = hex(&Sha256::digest(block));
+    let digest = digest_of(block);
     if wanted.is_some_and(|wanted| wanted != digest) {
         return Reason::WrongDigest
             .because(format!("the manifest has the digest {digest}, expected another"));
