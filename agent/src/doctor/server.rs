@@ -11,7 +11,7 @@ use crate::net::credentials::ApiOptions;
 use crate::net::error::NetError;
 use crate::net::kubeconfig::Kubeconfig;
 use crate::net::proxy::ProxyEnvironment;
-use crate::net::transport::{WallClock, plain, tls_config, tls_error_in};
+use crate::net::transport::{WallClock, plain, tls_config, tls_error_in, tls_words};
 use crate::node_name;
 use crate::options::AgentOptions;
 use crate::status::duration;
@@ -246,27 +246,28 @@ fn handshake_failed(kubeconfig: &Kubeconfig, error: &std::io::Error) -> Finding 
         return Finding::fail("tls", plain(error), advice);
     };
     let name = kubeconfig.server_name.to_str();
+    let why = tls_words(&tls);
     let (found, advice) = match &tls {
         rustls::Error::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         ) => (
-            format!("the certificate is not for {name}: {tls}"),
+            format!("the certificate is not for {name}: {why}"),
             "use one of its names in server, or set tls-server-name",
         ),
         rustls::Error::InvalidCertificate(
             CertificateError::Expired | CertificateError::ExpiredContext { .. },
         ) => (
-            format!("the certificate has ended: {tls}"),
+            format!("the certificate has ended: {why}"),
             "renew it on the server; or set this node's clock, if that is wrong",
         ),
         rustls::Error::InvalidCertificate(
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
-        ) => (format!("the certificate is not valid yet: {tls}"), "set this node's clock"),
+        ) => (format!("the certificate is not valid yet: {why}"), "set this node's clock"),
         rustls::Error::InvalidCertificate(_) => (
-            format!("the certificate does not verify: {tls}"),
+            format!("the certificate does not verify: {why}"),
             "another server, or another CA: take the kubeconfig from this server anew",
         ),
-        _ => (tls.to_string(), "is it an HTTPS API server, and does it accept this client's certificate?"),
+        _ => (why, "is it an HTTPS API server, and does it accept this client's certificate?"),
     };
     Finding::fail("tls", found, advice)
 }

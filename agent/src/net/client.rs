@@ -38,6 +38,7 @@ use super::outcomes::{self, OpenWatch, Outcomes};
 use super::servers::Servers;
 use super::transport::{
     BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, Route, STACK_BYTES, plain,
+    tls_words,
 };
 
 /// Most bytes read of a refusal: a `Status` object with its causes.
@@ -889,7 +890,7 @@ fn describe_tls(peer: &str, error: &rustls::Error) -> String {
         }
         _ => "",
     };
-    format!("TLS with {peer}: {error}{hint}")
+    format!("TLS with {peer}: {}{hint}", tls_words(error))
 }
 
 fn is_about_our_certificate(alert: rustls::AlertDescription) -> bool {

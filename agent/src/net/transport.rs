@@ -289,7 +289,7 @@ impl fmt::Display for DialError {
             Self::Lookup { host, why } => write!(f, "look up {host}: {why}"),
             Self::Connect { host, tried } => write!(f, "connect to {host}: {tried}"),
             Self::Proxy { proxy, why } => write!(f, "open a tunnel through the proxy {proxy}: {why}"),
-            Self::Tls { peer, error } => write!(f, "TLS with {peer}: {error}"),
+            Self::Tls { peer, error } => write!(f, "TLS with {peer}: {}", tls_words(error)),
             Self::Handshake { peer, error } => write!(f, "TLS with {peer}: {}", plain(error)),
             Self::Cancelled => f.write_str("cancelled"),
         }
@@ -301,6 +301,17 @@ impl error::Error for DialError {}
 impl From<DialError> for ureq::Error {
     fn from(error: DialError) -> Self {
         Self::Other(Box::new(error))
+    }
+}
+
+/// rustls's error in words. The reasons that it has from webpki are wrapped, and the release program's derived Debug,
+/// by which rustls shows them, leaves out what is wrapped.
+pub(crate) fn tls_words(error: &rustls::Error) -> String {
+    match error {
+        rustls::Error::InvalidCertificate(rustls::CertificateError::Other(reason)) => {
+            format!("invalid peer certificate: {reason}")
+        }
+        other => other.to_string(),
     }
 }
 
@@ -983,6 +994,14 @@ mod tests {
     use std::thread;
 
     const SOON: Duration = Duration::from_secs(10);
+
+    /// As `invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))` it would lose its end in a release.
+    #[test]
+    fn wrapped_reason_of_a_certificate_is_named() {
+        let reason = rustls::OtherError(Arc::new(io::Error::other("CaUsedAsEndEntity")));
+        let error = rustls::Error::InvalidCertificate(rustls::CertificateError::Other(reason));
+        assert_eq!(tls_words(&error), "invalid peer certificate: CaUsedAsEndEntity");
+    }
 
     #[test]
     fn pending_lookup_is_shared_and_a_finished_one_is_repeated() {
