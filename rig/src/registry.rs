@@ -271,13 +271,15 @@ fn send(
     content_type: &str,
     bytes: &[u8],
 ) -> io::Result<bool> {
-    let asked =
-        seen.range.as_deref().and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
-    let from = asked.filter(|_| fault != Some(Fault::IgnoredRange));
+    let asked = seen.range.as_deref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+    let asked = asked.filter(|_| fault != Some(Fault::IgnoredRange));
+    let from = asked.and_then(|(from, _)| from.parse().ok());
+    let end = asked.and_then(|(_, to)| to.parse::<usize>().ok()?.checked_add(1));
+    let end = end.unwrap_or(bytes.len()).min(bytes.len());
     if from.is_some_and(|from: usize| from >= bytes.len()) {
         return head(writer, 416, "", 0).map(|()| true);
     }
-    let mut body = bytes[from.unwrap_or(0)..].to_vec();
+    let mut body = bytes[from.unwrap_or(0)..end].to_vec();
     // `Fault::OtherRange`: the header states another range than the one sent
     let named_from =
         from.map(|from| if fault == Some(Fault::OtherRange) { from.saturating_sub(1) } else { from });
@@ -288,7 +290,7 @@ fn send(
         _ => {}
     }
     let range = match named_from {
-        Some(from) => format!("Content-Range: bytes {from}-{}/{}\r\n", bytes.len() - 1, bytes.len()),
+        Some(from) => format!("Content-Range: bytes {from}-{}/{}\r\n", end - 1, bytes.len()),
         None => String::new(),
     };
     let status = if from.is_some() { 206 } else { 200 };

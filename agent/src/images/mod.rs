@@ -14,6 +14,7 @@ mod layout;
 mod orders;
 mod preloaded;
 mod puller;
+pub(crate) mod ranges;
 mod registry;
 mod roots;
 mod signatures;

@@ -117,19 +117,28 @@ impl<'a> Registry<'a> {
     /// The answer to a request, after authentication and redirects; its status is 200 or 206, or 416 to a
     /// range.
     fn get(&mut self, path: &str, accept: Option<&str>, from: u64) -> Result<Answer, PullError> {
-        let url = self.url(path);
+        let range = (from > 0).then_some((from, None));
+        self.get_from(&self.url(path), accept, range)
+    }
+
+    fn get_from(
+        &mut self,
+        url: &str,
+        accept: Option<&str>,
+        range: Option<ByteRange>,
+    ) -> Result<Answer, PullError> {
         // tries each credential once, an expired token, and the anonymous first request
         for _ in 0..self.credentials.len() + 3 {
-            let (answered, answer) = self.follow(&url, accept, from)?;
+            let (answered, answer) = self.follow(url, accept, range)?;
             // the target of a redirect may not ask for this registry's password
-            let is_registry = site_of(&answered)? == site_of(&url)?;
+            let is_registry = site_of(&answered)? == site_of(url)?;
             match answer.status().as_u16() {
                 200 | 206 => {
                     self.has_served = true;
                     return Ok(answer);
                 }
-                416 if from > 0 => return Ok(answer),
-                401 if is_registry => self.authenticate(&url, answer)?,
+                416 if range.is_some() => return Ok(answer),
+                401 if is_registry => self.authenticate(url, answer)?,
                 403 if is_registry && self.refused + 1 < self.credentials.len() => self.refuse(),
                 _ => return Err(refusal(&answered, answer)),
             }
@@ -147,14 +156,19 @@ impl<'a> Registry<'a> {
     }
 
     /// Sends a request and follows redirects; returns the URL that answered, too.
-    fn follow(&mut self, url: &str, accept: Option<&str>, from: u64) -> Result<(String, Answer), PullError> {
+    fn follow(
+        &mut self,
+        url: &str,
+        accept: Option<&str>,
+        range: Option<ByteRange>,
+    ) -> Result<(String, Answer), PullError> {
         let own = site_of(url)?;
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
             let site = site_of(&url)?;
             // only the registry itself gets its password
             let authorization = if site == own { self.authorization.clone() } else { None };
-            let answer = self.send(&site, &url, accept, authorization.as_deref(), from)?;
+            let answer = self.send(&site, &url, accept, authorization.as_deref(), range)?;
             if !answer.status().is_redirection() {
                 return Ok((url, answer));
             }
@@ -198,7 +212,7 @@ impl<'a> Registry<'a> {
         url: &str,
         accept: Option<&str>,
         authorization: Option<&str>,
-        from: u64,
+        range: Option<ByteRange>,
     ) -> Result<Answer, PullError> {
         if self.network.cancel.is_cancelled() {
             return Err(PullError::new(Sort::Cancelled, "cancelled"));
@@ -214,8 +228,9 @@ impl<'a> Registry<'a> {
             if let Some(authorization) = authorization {
                 request = request.header(header::AUTHORIZATION, authorization);
             }
-            if from > 0 {
-                request = request.header(header::RANGE, format!("bytes={from}-"));
+            if let Some((from, to)) = range {
+                let to = to.map(|to| to.to_string()).unwrap_or_default();
+                request = request.header(header::RANGE, format!("bytes={from}-{to}"));
             }
             request.call()
         };
@@ -360,7 +375,7 @@ impl<'a> Registry<'a> {
             return Err(PullError::new(Sort::Denied, format!("GET {}: {why}", without_query(url))));
         }
         let basic = credential.map(Credential::basic);
-        let answer = self.send(&site, url, None, basic.as_deref(), 0)?;
+        let answer = self.send(&site, url, None, basic.as_deref(), None)?;
         match answer.status().as_u16() {
             200 => {
                 let bytes = body(url, answer, 4 * MAX_TOKEN_BYTES)?;
@@ -375,7 +390,42 @@ impl<'a> Registry<'a> {
     }
 }
 
+impl Registry<'_> {
+    /// The bytes of a blob, or of a file of a web server by its URL, from `from` to `to`, which is included;
+    /// `None`: it answers with another part.
+    /// The second value: the answer is of the whole, because the server knows no ranges.
+    pub(super) fn part(
+        &mut self,
+        name: &str,
+        from: u64,
+        to: u64,
+    ) -> Result<Option<(BlobStream, bool)>, PullError> {
+        let url = if name.contains("://") { name.to_owned() } else { self.url(&format!("blobs/{name}")) };
+        let answer = self.get_from(&url, None, Some((from, Some(to))))?;
+        let is_whole = answer.status() == StatusCode::OK;
+        Ok(stream_of(answer, from).map(|stream| (stream, is_whole)))
+    }
+}
+
 type Answer = http::Response<ureq::Body>;
+
+/// The first byte, and the last one if there is a limit.
+type ByteRange = (u64, Option<u64>);
+
+/// The body of an answer to a request for the bytes from some offset on.
+fn stream_of(answer: Answer, from: u64) -> Option<BlobStream> {
+    let starts_at = match answer.status() {
+        StatusCode::RANGE_NOT_SATISFIABLE => return None,
+        StatusCode::PARTIAL_CONTENT => {
+            let range = text_of(answer.headers(), &header::CONTENT_RANGE).unwrap_or_default();
+            // another part than the requested one is useless
+            range_start(&range).filter(|start| *start == from)?
+        }
+        _ => 0,
+    };
+    let reader = answer.into_body().into_with_config().limit(u64::MAX).reader();
+    Some(BlobStream { starts_at, reader: Box::new(reader) })
+}
 
 impl Source for Registry<'_> {
     fn manifest(&mut self, name: &str) -> Result<Fetched, PullError> {
@@ -388,20 +438,7 @@ impl Source for Registry<'_> {
 
     fn blob(&mut self, blob: &Blob, from: u64) -> Result<Option<BlobStream>, PullError> {
         let answer = self.get(&format!("blobs/{}", blob.digest), None, from)?;
-        let starts_at = match answer.status() {
-            StatusCode::RANGE_NOT_SATISFIABLE => return Ok(None),
-            StatusCode::PARTIAL_CONTENT => {
-                let range = text_of(answer.headers(), &header::CONTENT_RANGE).unwrap_or_default();
-                match range_start(&range) {
-                    Some(start) if start == from => from,
-                    // another part than the requested one is useless
-                    _ => return Ok(None),
-                }
-            }
-            _ => 0,
-        };
-        let reader = answer.into_body().into_with_config().limit(u64::MAX).reader();
-        Ok(Some(BlobStream { starts_at, reader: Box::new(reader) }))
+        Ok(stream_of(answer, from))
     }
 
     fn signatures(&mut self, manifest: &BlobDigest) -> Result<Vec<Vec<u8>>, PullError> {
@@ -438,7 +475,7 @@ pub(crate) fn ping(
     let url = format!("{}://{}/v2/", endpoint.scheme(), endpoint.server);
     let image = Reference::parse("x")?;
     let mut registry = Registry::new(&network, registries, endpoint, &image, Vec::new());
-    let answer = site_of(&url).and_then(|site| registry.send(&site, &url, None, None, 0));
+    let answer = site_of(&url).and_then(|site| registry.send(&site, &url, None, None, None));
     let answer = answer.map_err(|error| error.text)?;
     match answer.status().as_u16() {
         // a registry that wants a password answers 401 here

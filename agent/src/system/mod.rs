@@ -1,6 +1,7 @@
-//! Programs of the agent that a configuration asks for: which one starts.
+//! Systems and programs that the configuration asks for: getting them here, and starting them.
 //!
-//! `starter` is the first act of a packaged program. Leaves to others: all decisions
-//! (`kedge_core::system`).
+//! `fetch` brings the bytes, and `starter` is the first act of a packaged program. Leaves to others: all
+//! decisions (`kedge_core::system`).
 
+pub(crate) mod fetch;
 pub mod starter;
