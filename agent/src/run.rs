@@ -22,6 +22,7 @@ use crate::perform::quota::Quota;
 use crate::perform::{Loops, Parts};
 use crate::refused::Start;
 use crate::slot::host;
+use crate::system::performer::Machine;
 use crate::{VERSION, local_config, logging};
 use kedge_api::Timestamp;
 use kedge_core::kubelet::{Capacity, Effective};
@@ -401,6 +402,7 @@ impl Agent {
 
         let is_image = host::is_image(&roots);
         let slot = host::of_image(&roots);
+        let machine = Machine::new(options.places.clone());
         let marks = RunDirectory::new(&options.places.run_dir);
         let previous =
             linux::previous_exit(linux::files(&options.places.root_dir), roots).beside(marks.clone());
@@ -415,7 +417,7 @@ impl Agent {
                     && decommission.as_ref().is_none_or(Decommission::has_pods),
                 node_labels,
                 slot,
-                slots: None,
+                slots: machine.slots(),
                 decommission: decommission.clone(),
                 boot_id: clocks.boot_id().to_owned(),
                 previous_run: previous_run(&previous, marks.next_run()),
@@ -503,6 +505,7 @@ impl Agent {
             servers,
             events: event_sender.clone(),
             faults: faults.clone(),
+            machine,
         };
         let loops = Loops::start(parts, &mut watchdog)
             .map_err(|error| AgentError::System("start a thread", error))?;
@@ -819,8 +822,7 @@ impl Agent {
                 self.known.extend(known);
             }
             Action::Identity(action) => self.loops.identity(*action),
-            // no slots are reported yet, so none is given
-            Action::System(_) => {}
+            Action::System(order) => self.loops.system(*order),
             Action::TakeAuthorities(wanted) => self.loops.take_authorities(wanted),
             Action::TakeCall(call) => {
                 crate::calls::start(self.session.as_deref(), &call, self.loops.used_server());
@@ -849,6 +851,7 @@ impl Agent {
             self.loops.keep_one_connection();
         }
         self.loops.use_servers(&effective.config);
+        self.loops.use_registries(&effective.config);
         self.loops.start_containers(&effective.config);
         self.faults.arm(&effective.config);
         self.faults.point("start");

@@ -1,7 +1,8 @@
 //! `kedge slot`: answers about the running boot, for units of a disk image.
 //!
 //! Reads the facts for the decisions of `kedge_core::slot`: the kernel's command line and mounts, the
-//! watchdogs, the unit and the running agent. Always holds: `health` and `status` change nothing; a part that
+//! watchdogs, the unit and the running agent. Always holds: `status` changes nothing, and `health` only leaves
+//! why a trial failed; a part that
 //! cannot be seen counts as broken. An unreadable program fails here, too, which is how a good slot whose
 //! agent is lost is noticed. Leaves to others: changes of the slots (`update`, `bless`).
 
@@ -12,22 +13,28 @@ pub mod keys;
 #[cfg(test)]
 mod life;
 pub(crate) mod signature;
-mod steps;
+pub(crate) mod steps;
 pub mod update;
 
 use crate::options::Places;
 use crate::output;
 use crate::output::CommandError;
 use crate::slot::host::{COUNTING, inspect, read, status};
+use kedge_core::slot::list::Step;
 use kedge_core::slot::{self, CommandLine, Trial, Verdict};
 use kedge_platform::Clocks;
+use kedge_platform::linux::slots::{EFI, LinuxSlots};
 use kedge_platform::linux::{LinuxClocks, Roots, slots};
+use kedge_platform::slots::Slots;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+/// Why the last trial of a slot failed, in its folder on the EFI partition.
+pub(crate) const FAILED: &str = "failed";
 /// How often the trial checks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The query to systemctl about the agent.
@@ -51,14 +58,27 @@ pub fn health(places: &Places) -> Result<(), CommandError> {
             slot::still_good(clocks.monotonic().saturating_sub(begin), &units(&systemctl(&asked)))
         });
     }
+    let slot = line.slot;
     let mut trial = Trial::new(line);
-    judge(|| {
+    let judged = judge(|| {
         let status = status(places);
         let (process, restarts) = unit(&systemctl(&AGENT));
         let at = clocks.monotonic().saturating_sub(begin);
         let process = process.filter(|_| status.is_some());
         trial.look(at, process, restarts, || inspect(&roots, status.as_ref()))
-    })
+    });
+    if let (Some(slot), Err(why)) = (slot, &judged) {
+        note_failure(&LinuxSlots::new(&roots, EFI), slot, &why.to_string());
+    }
+    judged
+}
+
+/// Leaves the verdict for the other slot, which reports it after all tries have failed.
+fn note_failure<S: Slots>(slots: &S, slot: &str, why: &str) {
+    let put = Step::Put(format!("kedge/{slot}/{FAILED}"), why.as_bytes().to_vec());
+    if let Err(error) = steps::perform(slots, &[Step::Settle, put, Step::Settle], &mut io::empty()) {
+        host::say(error);
+    }
 }
 
 /// Checks until there is a verdict.

@@ -20,14 +20,17 @@ mod watches;
 use crate::faults::Faults;
 use crate::net::servers::Servers;
 use crate::net::transport::WallClock;
-use crate::perform::thread::{NETWORK_TURN, RENEW, has_finished, spawn};
+pub(crate) use crate::perform::thread::spawn;
+use crate::perform::thread::{NETWORK_TURN, RENEW, has_finished};
 use crate::queue::{Receiver, Sender, sync_channel};
+use crate::system::performer::{Machine, Systems};
 use crate::workloads::probes::Probes;
 use containers::{ContainerParts, Containers};
 use disk::{DiskHealth, DiskLoop, DiskOrder};
 use kedge_core::identity::IdentityAction;
 use kedge_core::kubelet::Config;
 use kedge_core::pods::{PodAction, PodEvent};
+use kedge_core::system::SystemOrder;
 use kedge_core::{Collection, Event, LeaseRequest, Request, WatchOrder};
 use kedge_platform::linux::{give_back_stack, logind};
 use kedge_platform::{Progress, Watchdog};
@@ -69,6 +72,7 @@ pub(crate) struct Loops {
     server: ApiServer,
     bootstrap: Option<PathBuf>,
     health: Arc<DiskHealth>,
+    systems: Arc<Systems>,
 }
 
 /// Channels to the loops that only a node with a runtime has.
@@ -125,6 +129,8 @@ pub(crate) struct Parts {
     pub(crate) servers: Servers,
     pub(crate) events: EventSender<Event>,
     pub(crate) faults: Faults,
+    /// Performs orders about systems.
+    pub(crate) machine: Machine,
 }
 
 impl Loops {
@@ -142,7 +148,9 @@ impl Loops {
             servers,
             events,
             faults,
+            machine,
         } = parts;
+        let systems = Systems::new(machine, clock.clone(), events.clone());
         let health = disk.health.clone();
         let (disk_orders, orders) = sync_channel(ORDERS);
         let token = watchdog.watch(kedge_core::DISK_LOOP, faults.limit(kedge_core::DISK_LOOP, DISK_TURN));
@@ -215,6 +223,7 @@ impl Loops {
             server,
             bootstrap,
             health,
+            systems,
         })
     }
 
@@ -309,6 +318,15 @@ impl Loops {
                 identity::ask(&self.server, self.bootstrap.clone(), by, name, request);
             }
         }
+    }
+
+    /// The registries of the configuration in use, for systems.
+    pub(crate) fn use_registries(&self, config: &Config) {
+        self.systems.use_registries(&config.registries);
+    }
+
+    pub(crate) fn system(&self, order: SystemOrder) {
+        self.systems.order(order);
     }
 
     pub(crate) fn take_authorities(&self, wanted: String) {

@@ -52,7 +52,7 @@ fn image_on(roots: &Roots, efi: &Path, root: &Path) -> ImageState {
     }
 }
 
-pub(super) fn facts(roots: &Roots, efi: &Path, root: &Path) -> Facts {
+pub(crate) fn facts(roots: &Roots, efi: &Path, root: &Path) -> Facts {
     let disk = slots::disk_of(&roots.sys, root).ok();
     let release = read(&roots.usr_lib.join("kedge-image/release"));
     let named = |name| {

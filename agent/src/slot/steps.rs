@@ -19,7 +19,7 @@ const CHUNK: u64 = 1 << 20;
 ///
 /// # Errors
 /// The action of the failed step, for people; the steps after it were not begun.
-pub(super) fn perform<S: Slots>(slots: &S, steps: &[Step], update: &mut impl Read) -> Result<(), String> {
+pub(crate) fn perform<S: Slots>(slots: &S, steps: &[Step], update: &mut impl Read) -> Result<(), String> {
     steps.iter().try_for_each(|step| one(slots, step, update))
 }
 

@@ -144,7 +144,7 @@ pub(super) fn write<S: Slots>(
 
 /// Checks that the EFI partition can be written, before anything on it is removed. Also clears the one-time
 /// boot entry of a slot that could not be blessed: it would boot before the update.
-fn make_ready<S: Slots>(slots: &S, running: &str) -> Result<(), CommandError> {
+pub(crate) fn make_ready<S: Slots>(slots: &S, running: &str) -> Result<(), CommandError> {
     let cure = "systemctl restart systemd-bless-boot repairs it if that is possible";
     slots
         .create(Path::new(steps::NEW))

@@ -1,7 +1,11 @@
-//! Systems and programs that the configuration asks for: getting them here, and starting them.
+//! Systems and programs that the configuration asks for: getting them here, putting them in their place, and
+//! starting them.
 //!
-//! `fetch` brings the bytes, and `starter` is the first act of a packaged program. Leaves to others: all
-//! decisions (`kedge_core::system`).
+//! `performer` takes the orders; `fetch` brings the bytes, `install` keeps programs beside the packaged one,
+//! and `starter` is the first act of that one. Leaves to others: all decisions (`kedge_core::system`), the
+//! writing of slots (`slot::steps`).
 
 pub(crate) mod fetch;
+pub(crate) mod install;
+pub(crate) mod performer;
 pub mod starter;

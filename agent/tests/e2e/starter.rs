@@ -6,12 +6,15 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kedge_rig::agent::AgentOptions;
 use kedge_rig::babysitter::{Babysitter, Signal, State, Unit};
-use kedge_rig::scratch::Scratch;
+use kedge_rig::cluster::HEADER;
+use kedge_rig::registry::FakeRegistry;
+use kedge_rig::scratch::{Scratch, wait_until};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::setup::PATIENCE;
+use crate::setup::{PATIENCE, Setup, payload};
 
 /// Dies before it has done anything, as a program for another processor does.
 const DIES: &str = "#!/bin/sh\nkill -ILL $$\n";
@@ -191,4 +194,67 @@ fn newly_installed_package_takes_the_place_of_all() {
         (None, &json!(digest(&used))),
         "{record}"
     );
+}
+
+/// A node whose program lies in its scratch directory, with a registry that it trusts.
+fn installed(purpose: &str) -> (Scratch, FakeRegistry, Setup) {
+    let scratch = Scratch::new(purpose).unwrap();
+    executable(&scratch.path().join("bin/kedge"), &agent(""));
+    // there are no keys, and the package says that none are needed
+    scratch.write("lib/kedge/release", "UPDATES=allow-unsigned\n");
+    let registry = FakeRegistry::start().unwrap();
+    let images = format!("{HEADER}kedge: {{images: {{insecureRegistries: [\"{}\"]}}}}\n", registry.name());
+    scratch.write("local.yaml", images);
+    let mut options = AgentOptions::new(&scratch.path().join("bin/kedge"));
+    options.restart_after = Duration::from_millis(200);
+    options.flags = vec!["--config".into(), scratch.path().join("local.yaml").into()];
+    let setup = Setup::new(purpose, options);
+    (scratch, registry, setup)
+}
+
+/// Puts a program into the registry, and returns the lines of a payload that want it.
+fn offer(registry: &FakeRegistry, version: &str, program: &[u8]) -> String {
+    let processor = std::env::consts::ARCH;
+    let digest_of = digest(program);
+    let mut block = format!(
+        "kedge-update 2\nboard {processor}\nversion {version}\nprogram {} {digest_of}\n",
+        program.len()
+    )
+    .into_bytes();
+    block.resize(4096, b'\n');
+    for content in [&block[..], program] {
+        let path = format!("kedge/agent/blobs/sha256:{}", digest(content));
+        registry.put(&path, "application/octet-stream", content);
+    }
+    let image = format!("{}/kedge/agent@sha256:{}", registry.name(), "0".repeat(64));
+    let digest = digest(&block);
+    format!(
+        "kedge:\n  images: {{insecureRegistries: [\"{}\"]}}\n  agent:\n    version: \"{version}\"\n    programs:\n      {processor}: {{image: \"{image}\", digest: \"sha256:{digest}\"}}\n",
+        registry.name()
+    )
+}
+
+/// The program of the node's process.
+fn image(setup: &Setup) -> Option<PathBuf> {
+    let pid = setup.agent().babysitter().state().pid?;
+    std::fs::read_link(format!("/proc/{pid}/exe")).ok()
+}
+
+#[test]
+fn wanted_program_is_fetched_tried_and_promoted() {
+    let (scratch, registry, setup) = installed("program");
+    let next = agent("the next version");
+    let uid = setup.pin("next", &payload(1, 2, &offer(&registry, "9.9", &next)));
+    setup.runs(&uid);
+    setup.promotes(&uid);
+    let place = scratch.path().join("lib/kedge/versions").join(digest(&next)).join("kedge");
+    assert_eq!(image(&setup), Some(place));
+    let record = || -> Value {
+        let path = setup.agent().root_dir().join("system/agent");
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    };
+    let is_used = || record()["use"]["program"] == json!(digest(&next));
+    wait_until("the promotion of the program", PATIENCE, is_used);
+    let requests = registry.take_seen();
+    assert_eq!(requests.len(), 2, "the manifest and the program, once each: {requests:?}");
 }

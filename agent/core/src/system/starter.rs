@@ -134,9 +134,24 @@ impl Record {
         self.chosen("overruled")
     }
 
+    /// The program that is installed, and neither tried nor used.
+    pub fn held(&self) -> Option<Chosen> {
+        self.chosen("held")
+    }
+
+    /// How many starts the program on trial has left.
+    pub fn tries_left(&self) -> u8 {
+        u8::try_from(TRIES.saturating_sub(self.number("starts"))).unwrap_or_default()
+    }
+
+    /// This program is installed.
+    pub fn hold(&mut self, chosen: &Chosen) {
+        self.set("held", chosen.value());
+    }
+
     /// From the next start on this program is tried; `packaged` is the digest of the packaged one.
     pub fn try_it(&mut self, chosen: &Chosen, packaged: &str) {
-        self.clear(&["good", "failed", "overruled", "starts", "crashes", "early"]);
+        self.clear(&["held", "good", "failed", "overruled", "starts", "crashes", "early"]);
         self.set("packaged", packaged.into());
         self.set("try", chosen.value());
     }
@@ -155,14 +170,16 @@ impl Record {
         }
     }
 
-    /// Goes back to the program before the one on trial, without a verdict.
-    pub fn forget_trial(&mut self) {
-        self.clear(&["try", "good", "starts", "crashes", "early"]);
-    }
-
-    /// Allows a failed or overruled program again.
-    pub fn forgive(&mut self) {
-        self.clear(&["failed", "overruled"]);
+    /// Ends the trial without a verdict, or allows a program again that failed or was overruled. It stays
+    /// installed, unless its file was unusable.
+    pub fn disarm(&mut self) {
+        let unusable = [Reason::Gone, Reason::Damaged, Reason::Exec];
+        let failed = self.failed().filter(|(_, reason)| unusable.iter().all(|why| why.word() != *reason));
+        let held = self.tried().or(failed.map(|(chosen, _)| chosen)).or_else(|| self.overruled());
+        self.clear(&["try", "good", "starts", "crashes", "early", "failed", "overruled"]);
+        if let Some(held) = held {
+            self.hold(&held);
+        }
     }
 
     fn set(&mut self, key: &str, value: Value) {
@@ -437,9 +454,26 @@ mod tests {
         assert_eq!((record.used(), record.tried(), record.is_good()), (Some(chosen('b')), None, false));
         record.promote();
         assert_eq!(record.used(), Some(chosen('b')), "again, after a power cut");
+    }
+
+    #[test]
+    fn disarmed_program_stays_installed() {
         let mut record = trial();
-        record.forget_trial();
-        assert_eq!((record.used(), record.tried()), (Some(chosen('a')), None));
+        record.disarm();
+        assert_eq!(
+            (record.used(), record.tried(), record.held()),
+            (Some(chosen('a')), None, Some(chosen('b')))
+        );
+        record.try_it(&chosen('b'), PACKAGED);
+        assert_eq!((record.held(), record.tries_left()), (None, 3));
+        start(&mut record, &PreviousRun::default());
+        assert_eq!(record.tries_left(), 2);
+        for (reason, held) in [(Reason::Silent, Some(chosen('b'))), (Reason::Gone, None)] {
+            let mut record = trial();
+            record.fail(&chosen('b'), reason);
+            record.disarm();
+            assert_eq!((record.held(), record.failed()), (held, None));
+        }
     }
 
     #[test]
