@@ -20,8 +20,8 @@ use tokio::sync::oneshot;
 use kedge_hub_core::identity::default_roles;
 use kedge_hub_core::identity::denied::{self, DENY_LIST_NAME, DENY_LIST_NAMESPACE};
 use kedge_hub_core::kinds::{
-    self, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CONFIG_MAP, Kind, NAMESPACE, NODE, POD, SERVICE,
-    SERVICE_ACCOUNT, schema, service, text,
+    self, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CONFIG_MAP, Kind, NAMESPACE, NODE, POD, PRIORITY_CLASS,
+    SERVICE, SERVICE_ACCOUNT, priority_class, schema, service, text,
 };
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{Fresh, Objects, new_object};
@@ -230,7 +230,8 @@ impl Hub {
         let roles = default_roles::cluster_roles().into_iter().map(|role| (&CLUSTER_ROLE, role));
         let bindings = default_roles::cluster_role_bindings();
         let bindings = bindings.into_iter().map(|binding| (&CLUSTER_ROLE_BINDING, binding));
-        self.make_all(missing.chain(roles).chain(bindings));
+        let classes = priority_class::system_classes().map(|(_, class)| (&PRIORITY_CLASS, class));
+        self.make_all(missing.chain(roles).chain(bindings).chain(classes));
     }
 
     /// Creates missing ConfigMaps with the CA in the system namespaces, for the same reason.
@@ -533,6 +534,10 @@ impl Objects for Hub {
 
     fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>> {
         self.list(&POD, namespace)
+    }
+
+    fn all_of(&self, kind: &'static Kind) -> Vec<Arc<Object>> {
+        self.list(kind, "")
     }
 }
 

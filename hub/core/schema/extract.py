@@ -16,7 +16,8 @@ core/v1/Service core/v1/Binding events/v1/Event apps/v1/DaemonSet apps/v1/Contro
 certificates/v1/CertificateSigningRequest authorization/v1/SelfSubjectAccessReview authorization/v1/SelfSubjectRulesReview
 authentication/v1/SelfSubjectReview authentication/v1/TokenRequest authentication/v1/TokenReview authorization/v1/SubjectAccessReview
 authorization/v1/LocalSubjectAccessReview meta/v1/DeleteOptions meta/v1/Status
-rbac/v1/Role rbac/v1/RoleBinding rbac/v1/ClusterRole rbac/v1/ClusterRoleBinding""".split()
+rbac/v1/Role rbac/v1/RoleBinding rbac/v1/ClusterRole rbac/v1/ClusterRoleBinding
+scheduling/v1/PriorityClass""".split()
 # Fields that are ours: the form of the first proposal; upstream reserved its number for exactly this.
 OURS = {"core/v1/NodeConfigSource": [
     ("configMapRef 1 core/v1/ObjectReference", "ConfigMapRef is a reference to a ConfigMap, pinned by its UID.")]}

@@ -114,12 +114,7 @@ impl ApiError {
     /// 405.
     pub fn method_not_allowed() -> ApiError {
         let message = "the server does not allow this method on the requested resource";
-        ApiError::verb_not_served(message)
-    }
-
-    /// 405 that says what to do instead.
-    pub fn verb_not_served(why: &str) -> ApiError {
-        let mut error = ApiError::new(405, "MethodNotAllowed", why);
+        let mut error = ApiError::new(405, "MethodNotAllowed", message);
         error.details = json!({});
         error
     }

@@ -77,6 +77,7 @@ const BODIES: &[(&str, &str, Generated)] = &[
     ("authentication.k8s.io/v1", "TokenReview", generated::<api::authentication::v1::TokenReview>),
     ("meta/v1", "DeleteOptions", generated::<meta::DeleteOptions>),
     ("meta/v1", "Status", generated::<meta::Status>),
+    ("scheduling.k8s.io/v1", "PriorityClass", generated::<api::scheduling::v1::PriorityClass>),
     ("rbac.authorization.k8s.io/v1", "Role", generated::<api::rbac::v1::Role>),
     ("rbac.authorization.k8s.io/v1", "RoleBinding", generated::<api::rbac::v1::RoleBinding>),
     ("rbac.authorization.k8s.io/v1", "ClusterRole", generated::<api::rbac::v1::ClusterRole>),

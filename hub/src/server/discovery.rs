@@ -37,7 +37,7 @@ fn named_groups() -> Vec<(&'static str, &'static str)> {
 }
 
 /// Upstream's order of groups: `kubectl get` uses the first group that has a resource of the given name.
-const ORDER: [&str; 10] = [
+const ORDER: [&str; 11] = [
     "apps",
     "events.k8s.io",
     "authentication.k8s.io",
@@ -45,6 +45,7 @@ const ORDER: [&str; 10] = [
     "certificates.k8s.io",
     "policy",
     "rbac.authorization.k8s.io",
+    "scheduling.k8s.io",
     "coordination.k8s.io",
     "fleet.kedge.dev",
     // served by another server behind the API server, so it comes after all others

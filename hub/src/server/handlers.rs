@@ -442,8 +442,7 @@ async fn resource(
         if verb == "delete" && part == Part::Main && !exists(context, target) {
             return Err(ApiError::not_found(kind, &target.name));
         }
-        let why = kind.unserved_verb(verb);
-        return Err(why.map_or_else(ApiError::method_not_allowed, ApiError::verb_not_served));
+        return Err(ApiError::method_not_allowed());
     }
     let writes = !matches!(verb, "get" | "list" | "watch");
     let form = request::wanted_form(&context.parts.headers, writes)?;
@@ -887,15 +886,19 @@ async fn delete(
     let Target { kind, namespace, name, .. } = target;
     let place = Place { kind: kind.stored(), namespace, name };
     let answer = requests::delete(&context.server.hub, &place, &wanted, &options).await?;
+    let warned = |mut response| {
+        respond::warn(&mut response, &answer.warnings);
+        Ok(response)
+    };
     if !answer.deleted || kind.shows_deleted || writer.form == Form::Nothing {
-        return Ok(written(&answer, writer));
+        return warned(written(&answer, writer));
     }
     let mut details = json!({"name": name, "kind": kind.plural, "uid": answer.value()["metadata"]["uid"]});
     if !kind.group.is_empty() {
         details["group"] = kind.group.into();
     }
     let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details});
-    Ok(respond::json(200, &status))
+    warned(respond::json(200, &status))
 }
 
 async fn delete_collection(

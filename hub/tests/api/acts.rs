@@ -123,7 +123,7 @@ fn what_is_not_served_names_its_substitute() {
     assert!(scale["message"].as_str().unwrap().starts_with("daemonsets/scale is not served"), "{scale}");
     let services = "/api/v1/namespaces/default/services";
     admin.delete(&format!("{services}/web")).refused(404, "services \"web\" not found");
-    admin.delete(&format!("{services}/kubernetes")).expect(405);
+    admin.delete(&format!("{services}/kubernetes")).expect(403);
     assert_eq!(hub.node("edge").delete(&format!("{services}/web")).code, 403);
 }
 

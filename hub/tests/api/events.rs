@@ -110,14 +110,113 @@ fn kubernetes_service_leads_to_the_hub_and_is_read_only() {
     let address = format!("{}:{port}", service["spec"]["clusterIP"].as_str().unwrap());
     assert_eq!(format!("https://{address}"), hub.url);
     assert_eq!(client.get("/api/v1/services").expect(200)["items"].as_array().map(Vec::len), Some(1));
-    client.post(path, &json!({"metadata": {"name": "mine"}})).expect(405);
-    for method in ["PUT", "PATCH", "DELETE"] {
-        assert_eq!(client.send(method, &format!("{path}/kubernetes"), &[JSON], b"{}").code, 405, "{method}");
-    }
+    let why = "services \"kubernetes\" is forbidden: the hub makes this Service at each start, it cannot be changed or deleted";
+    let own = format!("{path}/kubernetes");
+    client.put(&own, &service).refused(403, why);
+    client.patch("merge", &own, &json!({"spec": {"selector": {"a": "b"}}})).refused(403, why);
+    client.patch("merge", &format!("{own}/status"), &json!({"status": {"conditions": []}})).refused(403, why);
+    client.delete(&own).refused(403, why);
+    assert_eq!(client.get(&own).expect(200), service);
     let listed = client.get("/api/v1").expect(200);
     let listed =
         listed["resources"].as_array().unwrap().iter().find(|kind| kind["name"] == "services").unwrap();
-    assert_eq!(listed["verbs"], json!(["get", "list", "watch"]));
+    assert_eq!(listed["verbs"], json!(kedge_hub_core::kinds::ALL_VERBS));
+}
+
+/// They are stored, changed, watched and deleted, and every answer to a write says that nothing gives them an
+/// address.
+#[test]
+fn services_are_objects_without_an_address() {
+    let mut hub = Hub::new();
+    let mut client = hub.admin();
+    let path = "/api/v1/namespaces/default/services";
+    let warning = "299 - \"nothing gives this Service an address: reach a pod by a hostPort of its node, or by kubectl port-forward\"";
+    let made = client.post(
+        path,
+        &json!({"metadata": {"name": "web"}, "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]}}),
+    );
+    assert_eq!(made.header("warning"), [warning]);
+    let made = made.expect(201);
+    assert_eq!((&made["spec"]["clusterIP"], &made["status"]), (&json!("None"), &json!({"loadBalancer": {}})));
+    let web = format!("{path}/web");
+    let changed = client.patch("merge", &web, &json!({"spec": {"type": "NodePort"}}));
+    assert_eq!(changed.header("warning"), [warning]);
+    assert_eq!(changed.expect(200)["spec"]["clusterIP"], "None");
+    client.patch("merge", &web, &json!({"spec": {"clusterIP": "10.0.0.7"}})).expect(422);
+    // the status is upstream's controllers' and stays apart
+    let balanced = json!({"status": {"loadBalancer": {"ingress": [{"ip": "10.0.0.9"}]}}});
+    client.patch("merge", &format!("{web}/status"), &balanced).expect(200);
+    assert_eq!(
+        client.patch("merge", &web, &json!({"status": null})).expect(200)["status"],
+        balanced["status"]
+    );
+    client.patch("merge", &format!("{web}/status"), &json!({"status": "x"})).expect(422);
+    client.get(&format!("{web}/proxy")).expect(404);
+    client.get("/api/v1/namespaces/default/endpoints/web").expect(404);
+    // the second start has it, and the hub's own beside it
+    drop(client);
+    hub.restart("TERM");
+    let mut client = hub.admin();
+    assert_eq!(client.get("/api/v1/services").expect(200)["items"].as_array().map(Vec::len), Some(2));
+    assert_eq!(client.delete(&web).expect(200)["metadata"]["name"], "web");
+    client.delete(&web).expect(404);
+}
+
+#[test]
+fn pods_have_the_priority_of_their_class() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    let path = "/apis/scheduling.k8s.io/v1/priorityclasses";
+    assert_eq!(client.get(path).expect(200)["items"].as_array().map(Vec::len), Some(2), "upstream's own");
+    let system = "this is a system priority class and cannot be deleted";
+    let refused = client.delete(&format!("{path}/system-node-critical")).expect(403);
+    assert!(refused["message"].as_str().unwrap().ends_with(system), "{refused}");
+    client
+        .post(path, &json!({"metadata": {"name": "high"}, "value": 1000, "preemptionPolicy": "Never"}))
+        .expect(201);
+    client.patch("merge", &format!("{path}/high"), &json!({"value": 1001})).expect(422);
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = |name: &str, class: &str| {
+        let mut spec = json!({"containers": [{"name": "c", "image": "i"}]});
+        if !class.is_empty() {
+            spec["priorityClassName"] = class.into();
+        }
+        json!({"metadata": {"name": name}, "spec": spec})
+    };
+    let made = client.post(pods, &pod("a", "high")).expect(201);
+    assert_eq!(
+        (&made["spec"]["priority"], &made["spec"]["preemptionPolicy"]),
+        (&json!(1000), &json!("Never"))
+    );
+    client
+        .post(pods, &pod("b", "low"))
+        .refused(403, "pods \"b\" is forbidden: no PriorityClass with name low was found");
+    client.post(path, &json!({"metadata": {"name": "usual"}, "value": 5, "globalDefault": true})).expect(201);
+    let second = json!({"metadata": {"name": "second"}, "value": 6, "globalDefault": true});
+    client.post(path, &second).expect(403);
+    client.patch("merge", &format!("{path}/high"), &json!({"globalDefault": true})).expect(403);
+    let made = client.post(pods, &pod("c", "")).expect(201);
+    assert_eq!((&made["spec"]["priority"], &made["spec"]["priorityClassName"]), (&json!(5), &json!("usual")));
+    // a pod keeps the priority that it was made with
+    client.delete(&format!("{path}/high")).expect(200);
+    assert_eq!(client.get(&format!("{pods}/a")).expect(200)["spec"]["priority"], 1000);
+}
+
+#[test]
+fn last_administrator_by_name_is_missed() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+    let binding = json!({"metadata": {"name": "jane"}, "subjects": [{"kind": "User", "name": "jane"}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}});
+    client.post(path, &binding).expect(201);
+    let emptied = client.patch("merge", &format!("{path}/jane"), &json!({"subjects": null}));
+    assert_eq!(emptied.header("warning").len(), 1);
+    client.patch("merge", &format!("{path}/jane"), &json!({"subjects": binding["subjects"]})).expect(200);
+    let deleted = client.delete(&format!("{path}/jane"));
+    let warned = deleted.header("warning").join(" ");
+    assert!(warned.contains("system:masters"), "{warned}");
+    assert_eq!(deleted.code, 200);
 }
 
 #[test]

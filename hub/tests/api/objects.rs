@@ -68,11 +68,6 @@ fn invalid_requests_get_upstreams_refusals() {
     client
         .post("/api/v1/configmaps", &map("a", "1"))
         .refused(405, "the server does not allow this method on the requested resource");
-    // the request of kubectl expose
-    client.post("/api/v1/namespaces/default/services", &json!({"metadata": {"name": "a"}})).refused(
-        405,
-        "services can only be read, nothing gives them an address: reach a pod by a hostPort of its node, or by kubectl port-forward",
-    );
     client
         .post("/api/v1/namespaces/nosuch/configmaps", &map("a", "1"))
         .refused(404, "namespaces \"nosuch\" not found");

@@ -161,6 +161,7 @@ fn one_of_each(hub: &Hub, kubectl: &Kubectl) -> Vec<Value> {
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}, "data": {"a": "1"}}),
         json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "one"}, "stringData": {"a": "1"}}),
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "one"}}),
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "one"}, "spec": {"ports": [{"port": 80}], "selector": {"app": "x"}}}),
         json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": "one", "namespace": "default"}, "reason": "R", "message": "m",
             "type": "Normal", "involvedObject": {"kind": "ConfigMap", "name": "one", "namespace": "default"},
             "firstTimestamp": "2026-11-21T01:00:00Z", "lastTimestamp": "2026-11-21T01:00:00Z", "count": 1}),
@@ -177,6 +178,7 @@ fn one_of_each(hub: &Hub, kubectl: &Kubectl) -> Vec<Value> {
         json!({"apiVersion": RIGHTS, "kind": "Role", "metadata": {"name": "one"}, "rules": rules}),
         json!({"apiVersion": "fleet.kedge.dev/v1", "kind": "ConfigRollout", "metadata": {"name": "one"},
             "spec": {"selector": {"matchLabels": {"fleet.kedge.dev/group": "none"}}, "source": {"name": "none"}}}),
+        json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "one"}, "value": 7}),
     ];
     let files: String = objects.iter().map(|object| format!("{object}\n")).collect();
     assert_eq!(kubectl.ok_with("create -f -", &files).lines().count(), objects.len());
@@ -189,7 +191,7 @@ fn one_of_each(hub: &Hub, kubectl: &Kubectl) -> Vec<Value> {
 fn every_kind_is_listed_described_explained_and_restored() {
     with_every_kubectl(|hub, kubectl| {
         let objects = one_of_each(hub, kubectl);
-        // the one Service is the hub's; `events` leads to the core group's
+        // `events` leads to the core group's
         let kinds: Vec<&Kind> =
             KINDS.iter().copied().filter(|kind| kind.served && kind.allows("create")).collect();
         assert_eq!(objects.len(), kinds.len(), "the list above has one object of every kind");

@@ -1,8 +1,8 @@
-//! Creates the namespaces that the hub needs, if one is missing: a start creates them before it serves,
-//! unless the disk accepts no writes.
+//! Creates the namespaces that the hub needs and upstream's own priority classes, if one is missing: a start
+//! creates them before it serves, unless the disk accepts no writes.
 //!
-//! Inputs: none; a sweep a minute, and soon after a refusal. Outputs: Namespace. As upstream's
-//! system-namespaces controller. Left to others: refusing their deletion (`requests::delete`), their accounts
+//! Inputs: none; a sweep a minute, and soon after a refusal. Outputs: Namespace, PriorityClass. As upstream's
+//! system-namespaces controller and the start of its API server. Left to others: refusing their deletion (`requests::delete`), their accounts
 //! (`service_accounts`).
 
 use std::time::Duration;
@@ -12,10 +12,11 @@ use serde_json::json;
 use super::controller::{Action, Controller, Decision, Done, Level, Line, Now, RETRY, Task, World};
 use crate::api_error::ApiError;
 use crate::kinds::namespace::SYSTEM;
-use crate::kinds::{Kind, NAMESPACE};
+use crate::kinds::priority_class::{of_system, system_classes};
+use crate::kinds::{Kind, NAMESPACE, PRIORITY_CLASS};
 use crate::object::Event;
 
-static OUTPUTS: &[&Kind] = &[&NAMESPACE];
+static OUTPUTS: &[&Kind] = &[&NAMESPACE, &PRIORITY_CLASS];
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -27,7 +28,7 @@ pub struct SystemNamespaces {
 }
 
 impl Controller for SystemNamespaces {
-    /// The namespace.
+    /// The name of the namespace or class.
     type Purpose = &'static str;
     const NAME: &'static str = "system_namespaces";
     /// Upstream's period.
@@ -56,7 +57,10 @@ impl Controller for SystemNamespaces {
             let value = json!({"metadata": {"name": name}});
             Task { purpose: name, action: Action::create(&NAMESPACE, value) }
         });
-        let tasks: Vec<_> = tasks.collect();
+        let classes = system_classes().filter(|(name, _)| world.get(&PRIORITY_CLASS, "", name).is_none());
+        let classes = classes
+            .map(|(name, class)| Task { purpose: name, action: Action::create(&PRIORITY_CLASS, class) });
+        let tasks: Vec<_> = tasks.chain(classes).collect();
         if tasks.is_empty() {
             self.refused = None;
         }
@@ -71,12 +75,12 @@ impl Controller for SystemNamespaces {
         _: Now,
     ) -> Vec<Task<&'static str>> {
         match outcome {
-            Ok(_) => self.log.push((Level::Info, format!("made the missing namespace {name}"))),
+            Ok(_) => self.log.push((Level::Info, format!("made the missing {} {name}", sort(name)))),
             // another client made it
             Err(error) if error.code == 409 => {}
             Err(error) if self.refused.as_ref() == Some(&error.message) => {}
             Err(error) => {
-                let line = format!("cannot make the namespace {name}: {error}; trying again");
+                let line = format!("cannot make the {} {name}: {error}; trying again", sort(name));
                 self.log.push((Level::Warning, line));
                 self.refused = Some(error.message);
             }
@@ -87,4 +91,8 @@ impl Controller for SystemNamespaces {
     fn take_log(&mut self, _: Now) -> Vec<Line> {
         std::mem::take(&mut self.log)
     }
+}
+
+fn sort(name: &str) -> &'static str {
+    if of_system(name).is_some() { "priority class" } else { "namespace" }
 }

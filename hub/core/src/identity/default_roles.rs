@@ -153,6 +153,14 @@ fn plain_roles() -> Vec<Value> {
             "system:node-bootstrapper",
             vec![rule(&[certificates], &["certificatesigningrequests"], &["create", "get", "list", "watch"])],
         ),
+        role(
+            "system:node-problem-detector",
+            vec![
+                rule(&[""], &["nodes"], &["get"]),
+                rule(&[""], &["nodes/status"], &["patch"]),
+                rule(&["", "events.k8s.io"], &["events"], &["create", "patch", "update"]),
+            ],
+        ),
         of_requests("nodeclient"),
         of_requests("selfnodeclient"),
         approver("kube-apiserver-client", kedge_api::CLIENT_SIGNER),

@@ -541,6 +541,12 @@ pub fn user_key(user: &str) -> String {
     })
 }
 
+/// The entry that denies a user, and its explanation.
+pub fn revocation_of_user(name: &str, by: &str, time: &str, reason: &str) -> (String, String) {
+    let reason: String = reason.chars().take(REASON_CHARS).collect();
+    (user_key(name), json!({"revoked": time, "by": by, "reason": reason}).to_string())
+}
+
 fn decode(name: &str) -> Option<String> {
     let mut parts = name.split('_');
     let mut bytes = parts.next()?.as_bytes().to_vec();

@@ -123,6 +123,11 @@ impl Identity {
         self.user.starts_with(SERVICE_ACCOUNT_PREFIX) || self.bootstrap_token().is_some()
     }
 
+    /// Whether this caller has a name that is none of the system's: neither a node nor a program.
+    pub fn is_person(&self) -> bool {
+        !self.user.is_empty() && !self.user.starts_with("system:")
+    }
+
     /// Whether the credential has expired.
     pub fn is_expired(&self, now: OffsetDateTime) -> bool {
         self.not_after.is_some_and(|end| now.unix_timestamp() >= end)

@@ -45,11 +45,6 @@ static ABSENT: &[Absent] = &[
     },
     Absent { group: "discovery.k8s.io", plurals: &["endpointslices"], instead: NO_NETWORK },
     Absent {
-        group: "scheduling.k8s.io",
-        plurals: &["priorityclasses"],
-        instead: "the classes system-node-critical and system-cluster-critical are built in",
-    },
-    Absent {
         group: "storage.k8s.io",
         plurals: &["storageclasses", "volumeattachments", "csidrivers", "csinodes", "csistoragecapacities"],
         instead: VOLUMES,

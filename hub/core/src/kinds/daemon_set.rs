@@ -68,7 +68,7 @@ fn cells(set: &Value, now: time::OffsetDateTime) -> Vec<Value> {
     ]
 }
 
-fn labels_shown(labels: &Value) -> String {
+pub(super) fn labels_shown(labels: &Value) -> String {
     let entries = labels.as_object().into_iter().flatten();
     let shown: Vec<String> =
         entries.map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or(""))).collect();

@@ -279,18 +279,14 @@ impl Kind {
             ("DaemonSet", "scale") => Some(
                 "daemonsets/scale is not served: a DaemonSet has one pod on each node, choose nodes by its nodeSelector or affinity",
             ),
+            ("Service", "proxy") => Some(
+                "services/proxy is not served, nothing gives a Service an address: use pods/proxy, or kubectl port-forward",
+            ),
             ("Pod", "ephemeralcontainers") => Some(
                 "pods/ephemeralcontainers is not served: use kubectl exec, or debug a copy of the pod (kubectl debug --copy-to)",
             ),
             _ => None,
         }
-    }
-
-    /// The reason why a verb of upstream's is not served, and the alternative.
-    pub fn unserved_verb(&self, verb: &str) -> Option<&'static str> {
-        (self.kind == "Service" && !self.allows(verb)).then_some(
-            "services can only be read, nothing gives them an address: reach a pod by a hostPort of its node, or by kubectl port-forward",
-        )
     }
 
     /// Whether it has volatile fields: its objects are renewed, and have a space of revisions of their own.

@@ -24,6 +24,7 @@ pub mod node;
 pub mod pod;
 pub mod pod_spec;
 mod pod_status;
+pub mod priority_class;
 pub mod rbac;
 pub mod rules;
 pub mod schema;
@@ -49,6 +50,7 @@ pub use lease::LEASE;
 pub use namespace::NAMESPACE;
 pub use node::NODE;
 pub use pod::POD;
+pub use priority_class::PRIORITY_CLASS;
 pub use rbac::{CLUSTER_ROLE, CLUSTER_ROLE_BINDING, ROLE, ROLE_BINDING};
 pub use secret::SECRET;
 pub use service::SERVICE;
@@ -71,6 +73,7 @@ pub static KINDS: &[&Kind] = &[
     &CLUSTER_ROLE,
     &ROLE_BINDING,
     &ROLE,
+    &PRIORITY_CLASS,
     &LEASE,
     &CONFIG_ROLLOUT,
     &CREDENTIAL,

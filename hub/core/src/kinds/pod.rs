@@ -14,6 +14,7 @@ use super::kind::{Kind, Selectable};
 use super::pod_spec::resources::amount;
 use super::pod_spec::{self, Of, annotations, warnings};
 use super::pod_status;
+use super::priority_class::{self, PREEMPTION};
 use super::rules;
 use super::table::{Column, age, since};
 use crate::field_error::{FieldError, FieldErrors};
@@ -23,9 +24,6 @@ use crate::value::{at, seconds, text};
 
 /// Default seconds that a pod tolerates an unready or unreachable node; upstream's.
 const TOLERATED_SECS: i64 = 300;
-
-/// The preemption policy of every known priority class.
-const PREEMPTION: &str = "PreemptLowerPriority";
 
 /// core/v1 Pod.
 pub static POD: Kind = Kind {
@@ -80,6 +78,7 @@ pub static POD: Kind = Kind {
         &["spec", "serviceAccountName"],
         &["spec", "serviceAccount"],
         &["spec", "priority"],
+        &["spec", "priorityClassName"],
         &["spec", "preemptionPolicy"],
         &["spec", "tolerations"],
     ],
@@ -301,8 +300,9 @@ fn set_at_creation(spec: &mut Map<String, Value>, mirror: bool) {
             *entry = "default".into();
         }
     }
+    // those of a class are there: `requests::priority` set them
     let class = spec.get("priorityClassName").and_then(Value::as_str).unwrap_or("");
-    let priority = class_priority(class).unwrap_or(0);
+    let priority = priority_class::of_system(class).unwrap_or(0);
     spec.entry("priority").or_insert(priority.into());
     spec.entry("preemptionPolicy").or_insert(PREEMPTION.into());
 }
@@ -323,40 +323,14 @@ fn tolerate_lost_node(spec: &mut Map<String, Value>) {
     }
 }
 
-/// The priority of a class. There are upstream's two built-in ones, and that of pods without a class.
-fn class_priority(class: &str) -> Option<i64> {
-    match class {
-        "" => Some(0),
-        "system-cluster-critical" => Some(2_000_000_000),
-        "system-node-critical" => Some(2_000_001_000),
-        _ => None,
-    }
-}
-
-/// Upstream's admission of priorities and runtime classes. The hub serves no runtime classes, so a pod cannot
-/// use one.
+/// Upstream's admission of runtime classes. The hub serves none, so a pod cannot use one.
 fn forbids(pod: &Value) -> Option<String> {
     let spec = &pod["spec"];
-    let class = text(spec, &["priorityClassName"]);
-    let Some(priority) = class_priority(class) else {
-        return Some(format!("no PriorityClass with name {class} was found"));
-    };
-    let given = spec["priority"].as_i64().filter(|given| *given != priority);
-    let policy = Some(text(spec, &["preemptionPolicy"])).filter(|policy| !matches!(*policy, "" | PREEMPTION));
-    let runtime = text(spec, &["runtimeClassName"]);
-    let computed = "must not be provided in pod spec; priority admission controller computed";
-    match (given, policy) {
-        (Some(given), _) => Some(format!(
-            "the integer value of priority ({given}) {computed} {priority} from the given PriorityClass name"
-        )),
-        (None, Some(policy)) => Some(format!(
-            "the string value of PreemptionPolicy ({policy}) {computed} {PREEMPTION} from the given PriorityClass name"
-        )),
-        _ if !runtime.is_empty() => Some(format!("pod rejected: RuntimeClass {runtime:?} not found")),
-        _ if spec.get("overhead").is_some() => Some(
-            "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead".to_owned(),
-        ),
-        _ => None,
+    match text(spec, &["runtimeClassName"]) {
+        "" => spec.get("overhead").is_some().then(|| {
+            "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead".to_owned()
+        }),
+        runtime => Some(format!("pod rejected: RuntimeClass {runtime:?} not found")),
     }
 }
 
@@ -794,25 +768,11 @@ mod tests {
     }
 
     #[test]
-    fn priority_and_runtime_come_from_known_classes() {
+    fn pod_has_no_runtime_class() {
         let check = |spec: Value, expect: &str| {
             assert_eq!(forbids(&json!({"spec": spec})).as_deref().unwrap_or(""), expect);
         };
         check(json!({}), "");
-        check(json!({"priority": 0, "preemptionPolicy": "PreemptLowerPriority"}), "");
-        check(json!({"priorityClassName": "system-node-critical", "priority": 2_000_001_000}), "");
-        let computed = "must not be provided in pod spec; priority admission controller computed";
-        check(
-            json!({"priority": 5}),
-            &format!("the integer value of priority (5) {computed} 0 from the given PriorityClass name"),
-        );
-        check(
-            json!({"preemptionPolicy": "Never"}),
-            &format!(
-                "the string value of PreemptionPolicy (Never) {computed} PreemptLowerPriority from the given PriorityClass name"
-            ),
-        );
-        check(json!({"priorityClassName": "high"}), "no PriorityClass with name high was found");
         check(json!({"runtimeClassName": "gvisor"}), "pod rejected: RuntimeClass \"gvisor\" not found");
         let overhead = "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead";
         check(json!({"overhead": {"cpu": "1"}}), overhead);

@@ -93,6 +93,13 @@ pub fn label_key(key: &str, path: &str, errors: &mut Errors) {
     }
 }
 
+/// The key of a label, if it is given.
+pub fn label_key_if_given(key: &str, path: &str, errors: &mut Errors) {
+    if !key.is_empty() {
+        label_key(key, path, errors);
+    }
+}
+
 /// The value of a label.
 pub fn label_value(value: &str, path: &str, errors: &mut Errors) {
     if let Some(why) = names::label_value_complaint(value) {

@@ -35,6 +35,11 @@ impl Column {
         Column { name, of: "integer", format: "", priority: 0 }
     }
 
+    /// A column of `true` and `false`.
+    pub const fn boolean(name: &'static str) -> Column {
+        Column { name, of: "boolean", format: "", priority: 0 }
+    }
+
     /// The same column, shown only by `-o wide`.
     pub const fn wide(mut self) -> Column {
         self.priority = 1;

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::administrators;
 use super::advice;
 use super::allowance::{check_size, quota};
 use super::create::{check_place, compose, create, created, metadata, set_namespace};
 use super::delete::{check_finalizers, is_released};
 use super::objects::Objects;
+use super::priority;
 use super::types::{Answer, Decision, Fresh, Part, Pending, Place};
 use super::write_options::WriteOptions;
 use crate::api_error::ApiError;
@@ -17,7 +19,7 @@ use crate::apply::{self, Apply, Owner};
 use crate::cost;
 use crate::field_error::{FieldError, FieldErrors};
 use crate::identity::denied::{self, is_deny_list};
-use crate::kinds::{CERTIFICATE_REQUEST, CONFIG_MAP, Kind, certificate_request, meta, schema};
+use crate::kinds::{CERTIFICATE_REQUEST, CONFIG_MAP, Kind, certificate_request, meta, schema, service};
 use crate::object::Object;
 use crate::pod_security::{self, Remarks};
 use crate::state::{Expect, Require, Write};
@@ -133,6 +135,9 @@ fn edit_found(
     compute: impl FnOnce(&Object, Value) -> Result<Value, ApiError>,
 ) -> Result<Decision, ApiError> {
     let Place { kind, namespace, name } = *place;
+    if service::is_own(kind, namespace, name) {
+        return Err(ApiError::forbidden_object(kind, name, service::OWN));
+    }
     let now = fresh.stamp();
     let mut old = current.value();
     // an object stored by an older hub may lack fields that upstream always writes, and have zeros that it
@@ -152,6 +157,7 @@ fn edit_found(
         Part::Main | Part::All => pod_security::judge(objects, kind, namespace, Some(&old), &new)?,
         _ => Remarks::default(),
     };
+    priority::check_default(objects, kind, &new)?;
     (options.admit)(Some(&old), &new)?;
     if options.limited {
         check_size(kind, Some(&old), &new)?;
@@ -168,7 +174,9 @@ fn edit_found(
         let answer = Answer::dry(new.clone()).warned(kind, &new, &old, remarks, options);
         return Ok(Decision::Answer(Answer { deleted, ..answer }));
     }
-    let warnings = advice::warnings(kind, &new, Some(&old), options, remarks.warnings);
+    let mut warnings = advice::warnings(kind, &new, Some(&old), options, remarks.warnings);
+    let left = (!deleted).then_some(&new);
+    warnings.extend(administrators::warning(objects, kind, name, &old, left));
     let pending = Pending { created: false, deleted, warnings, violation: remarks.audit };
     let quota = options.limited.then(|| quota(kind, &new)).flatten().map(Require::Quota);
     let requires = quota.into_iter().chain(options.requires.iter().cloned()).collect();

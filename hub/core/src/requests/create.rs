@@ -7,6 +7,7 @@ use super::advice;
 use super::allowance::{check_size, quota};
 use super::delete::check_unchanged;
 use super::objects::Objects;
+use super::priority;
 use super::service_account;
 use super::types::{Answer, Decision, Fresh, Pending, Place};
 use super::write_options::WriteOptions;
@@ -14,7 +15,7 @@ use crate::api_error::ApiError;
 use crate::apply;
 use crate::cost;
 use crate::field_error::FieldErrors;
-use crate::kinds::{Kind, NAMESPACE, NODE, meta, schema};
+use crate::kinds::{Kind, NAMESPACE, NODE, meta, schema, service};
 use crate::pod_security::{self, Remarks};
 use crate::state::{Expect, Require, Write};
 use crate::value::{at, text};
@@ -127,15 +128,20 @@ pub(super) fn compose(
         let name = generated_name(text(&value, &["metadata", "generateName"]), &fresh.random);
         metadata(&mut value).insert("name".to_owned(), name.into());
     }
+    if service::is_own(kind, namespace, text(&value, &["metadata", "name"])) {
+        return Err(ApiError::forbidden_object(kind, service::NAME, service::OWN));
+    }
     if let Some(why) = (kind.forbids)(&value) {
         return Err(ApiError::forbidden_object(kind, text(&value, &["metadata", "name"]), &why));
     }
     let claim = apply::take_claim(&mut value);
     let given: Vec<bool> = kind.admitted.iter().map(|path| at(&value, path).is_some()).collect();
+    priority::admit(objects, kind, &mut value)?;
     let mut value = new_object(kind, value, fresh)?;
     let before = set_by_nobody(kind, &value, &given);
     apply::track(kind, &before, &mut value, claim, options.owner, (false, &fresh.stamp()));
     check_namespace(objects, kind, namespace, text(&value, &["metadata", "name"]))?;
+    priority::check_default(objects, kind, &value)?;
     service_account::admit(objects, kind, namespace, &mut value, fresh)?;
     let remarks = pod_security::judge(objects, kind, namespace, None, &value)?;
     (options.admit)(None, &value)?;

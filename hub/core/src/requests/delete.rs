@@ -6,6 +6,7 @@ use kedge_api::excerpt;
 use serde_json::Value;
 use time::OffsetDateTime;
 
+use super::administrators;
 use super::create::metadata;
 use super::delete_options::{DeleteOptions, Propagation};
 use super::objects::Objects;
@@ -14,7 +15,7 @@ use super::write_options::WriteOptions;
 use crate::api_error::ApiError;
 use crate::field_error::{FieldError, FieldErrors};
 use crate::identity::denied::{self, is_deny_list};
-use crate::kinds::{CONFIG_MAP, Kind, NAMESPACE, POD, namespace, pod};
+use crate::kinds::{self, CONFIG_MAP, Kind, NAMESPACE, POD, PRIORITY_CLASS, pod, priority_class, service};
 use crate::object::Object;
 use crate::state::{Expect, Require, Write};
 use crate::value::{at, rfc3339, text};
@@ -32,8 +33,15 @@ pub fn delete(
     options: &WriteOptions<'_>,
     now: OffsetDateTime,
 ) -> Result<Decision, ApiError> {
-    let Place { kind, name, .. } = *place;
-    if kind.kind == NAMESPACE.kind && namespace::PROTECTED.contains(&name) {
+    let Place { kind, namespace, name } = *place;
+    if service::is_own(kind, namespace, name) {
+        return Err(ApiError::forbidden_object(kind, name, service::OWN));
+    }
+    if kind.kind == PRIORITY_CLASS.kind && priority_class::of_system(name).is_some() {
+        let why = "this is a system priority class and cannot be deleted";
+        return Err(ApiError::forbidden_object(kind, name, why));
+    }
+    if kind.kind == NAMESPACE.kind && kinds::namespace::PROTECTED.contains(&name) {
         return Err(ApiError::forbidden_object(kind, name, "this namespace may not be deleted"));
     }
     let Some(current) = place.find(objects) else {
@@ -60,7 +68,14 @@ pub fn delete(
     if options.dry_run {
         return Ok(Decision::Answer(Answer { deleted, ..Answer::dry(marked) }));
     }
-    Ok(write(kind, &current, (!deleted).then_some(marked), options))
+    let warning = deleted.then(|| administrators::warning(objects, kind, name, &old, None)).flatten();
+    Ok(match write(kind, &current, (!deleted).then_some(marked), options) {
+        Decision::Write(write, mut pending) => {
+            pending.warnings.extend(warning);
+            Decision::Write(write, pending)
+        }
+        answer => answer,
+    })
 }
 
 /// Releases the empty terminating namespace of this UID, which deletes it unless another finalizer holds it:
@@ -76,7 +91,7 @@ pub fn finalize_namespace(objects: &dyn Objects, name: &str, uid: &str) -> Resul
     }
     let mut value = current.value();
     if let Some(finalizers) = value["spec"]["finalizers"].as_array_mut() {
-        finalizers.retain(|finalizer| finalizer != namespace::FINALIZER);
+        finalizers.retain(|finalizer| finalizer != kinds::namespace::FINALIZER);
     }
     let new = if is_released(&value) { None } else { Some(value) };
     if new.as_ref().is_some_and(|new| *new == current.value()) {

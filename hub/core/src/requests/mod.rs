@@ -7,6 +7,7 @@
 //! because `state` refuses a write that was computed from an older revision. Leaves to others: making the
 //! write durable and retrying after a concurrent write (`kedge-hub`), HTTP, authorization (`identity`).
 
+mod administrators;
 mod advice;
 mod allowance;
 mod binding;
@@ -17,6 +18,7 @@ mod delete_options;
 #[cfg(test)]
 mod fixture;
 mod objects;
+mod priority;
 mod renewal;
 mod service_account;
 mod streams;

@@ -14,6 +14,16 @@ pub trait Objects {
     fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>>;
     /// All pods of a namespace.
     fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>>;
+    /// All objects of a kind that has few: PriorityClasses, ClusterRoleBindings.
+    fn all_of(&self, _: &'static Kind) -> Vec<Arc<Object>> {
+        Vec::new()
+    }
+}
+
+/// All objects of a kind in a namespace; a page without a limit cannot fail.
+fn all<S: Sink>(index: &Index<S>, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
+    let page = index.list(kind, &Selection::all(namespace), &Query::default());
+    page.map(|page| page.objects).unwrap_or_default()
 }
 
 impl<S: Sink> Objects for Index<S> {
@@ -22,9 +32,11 @@ impl<S: Sink> Objects for Index<S> {
     }
 
     fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>> {
-        // a page without a limit cannot fail
-        let page = self.list(&POD, &Selection::all(namespace), &Query::default());
-        page.map(|page| page.objects).unwrap_or_default()
+        all(self, &POD, namespace)
+    }
+
+    fn all_of(&self, kind: &'static Kind) -> Vec<Arc<Object>> {
+        all(self, kind, "")
     }
 }
 
@@ -35,5 +47,9 @@ impl<S: Sink> Objects for Everything<'_, S> {
 
     fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>> {
         self.of(&POD).pods_of(namespace)
+    }
+
+    fn all_of(&self, kind: &'static Kind) -> Vec<Arc<Object>> {
+        self.of(kind).all_of(kind)
     }
 }
