@@ -4,7 +4,7 @@ _kedge_hub() {
     for ((at = 1; at < COMP_CWORD; at++)); do
         if [ -n "$skip" ]; then skip=''; continue; fi
         case ${COMP_WORDS[at]} in
-        --advertise|--config-rollouts|--data-dir|--description|--expired-node-may-renew|--keep|--kubeconfig|--leave|--life|--listen|--log-level|--names|--namespace|--node|--node-certificate-life|--node-monitor-grace-period|--only|--out|--output|--reason|--rollout-pre-pull|--tls-san|--ttl|--uses) skip=1 ;;
+        --advertise|--config-rollouts|--data-dir|--description|--expired-node-may-renew|--keep|--kubeconfig|--leave|--life|--listen|--log-level|--names|--namespace|--node|--node-certificate-life|--node-monitor-grace-period|--only|--out|--output|--reason|--role|--rollout-pre-pull|--server|--tls-san|--ttl|--user|--uses) skip=1 ;;
         -*) ;;
         *) given="$given ${COMP_WORDS[at]}" ;;
         esac
@@ -34,6 +34,10 @@ _kedge_hub() {
     " denied list"*) choices="--data-dir --output --help" ;;
     " denied lift"*) choices="--data-dir --output --help" ;;
     " denied") choices="list lift --help" ;;
+    " user create"*) choices="--role --server --life --out --namespace --data-dir --help" ;;
+    " user revoke"*) choices="--reason --data-dir --help" ;;
+    " user") choices="create revoke --help" ;;
+    " kubeconfig"*) choices="--user --server --life --out --data-dir --help" ;;
     " rollout"*) choices="--namespace --watch --data-dir --output --help" ;;
     " controllers"*) choices="--kubeconfig --only --log-level --help" ;;
     " ca new"*) choices="--data-dir --output --help" ;;
@@ -44,7 +48,7 @@ _kedge_hub() {
     " backup"*) choices="--keep --data-dir --help" ;;
     " restore"*) choices="--empty --forget-revocations --data-dir --help" ;;
     " completions"*) choices="--help" ;;
-    "") choices="serve token node-kubeconfig node-bootstrap node denied rollout controllers ca backup restore completions help --help --version" ;;
+    "") choices="serve token node-kubeconfig node-bootstrap node denied user kubeconfig rollout controllers ca backup restore completions help --help --version" ;;
     esac
     mapfile -t COMPREPLY < <(compgen -W "$choices" -- "$word")
 }

@@ -5,6 +5,7 @@
 //! expected.
 
 mod token;
+mod user;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -23,6 +24,8 @@ use kedge_hub_core::controllers::nodes::MINIMUM_GRACE;
 use kedge_hub_core::value::duration;
 use token::RawToken;
 pub use token::{NewToken, NodeBootstrap, TokenAct, TokenCommand, Wanted};
+use user::RawUser;
+pub use user::{AdminKubeconfig, NewUser, Target, UserAct, UserCommand};
 
 /// Kubernetes' own port for its API.
 const DEFAULT_LISTEN: &str = "0.0.0.0:6443";
@@ -53,6 +56,10 @@ pub enum Command {
     Node(NodeCommand),
     /// Print the deny list, or take an entry off it.
     Denied(DeniedCommand),
+    /// Make credentials for a person, or refuse them.
+    User(UserCommand),
+    /// Print the administrator's kubeconfig for another machine.
+    Kubeconfig(AdminKubeconfig),
     /// Show the progress of an update.
     Rollout(RolloutCommand),
     /// Run controllers beside another API server.
@@ -321,6 +328,7 @@ struct Raw {
     watch: bool,
     empty: bool,
     token: RawToken,
+    user: RawUser,
     leave: Option<String>,
     back: bool,
     fenced: bool,
@@ -368,6 +376,8 @@ where
         Some("token") => token::token(raw),
         Some("node") => node(raw),
         Some("denied") => denied(raw),
+        Some("user") => user::user(&raw),
+        Some("kubeconfig") => user::kubeconfig(&raw),
         Some("rollout") => rollout(raw),
         Some("controllers") => controllers(raw),
         Some("ca") => ca(raw),
@@ -423,6 +433,9 @@ impl Raw {
             "uses" => self.token.uses = Some(text()?),
             "approve" => self.token.approve = true,
             "description" => self.token.description = Some(text()?),
+            "role" => self.user.role = Some(text()?),
+            "server" => self.user.server = Some(text()?),
+            "user" => self.user.user = Some(text()?),
             "leave" => self.leave = Some(text()?),
             "back" => self.back = true,
             "fenced" => self.fenced = true,

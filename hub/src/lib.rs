@@ -18,6 +18,7 @@
 //! | `pki` | the certificate authority, serving and client certificates |
 //! | `node_command`, `token_command`, `denied_command`, `rollout_command` | `kedge-hub node`, `token`, `denied` and `rollout`: ask the running hub (`asking`) |
 //! | `elsewhere` | `kedge-hub controllers`: controllers beside another API server |
+//! | `user_command`, `kubeconfig_command` | `kedge-hub user`, `kubeconfig` and `node-kubeconfig`: credentials |
 //! | `flags`, `help`, `addresses`, `logging` | the command line and its pages of help, the names and URLs of the hub, the log |
 //! | `bucket`, `files`, `own` | rates, for `server` and `audit`; small durable files; reading JSON that the hub wrote |
 //!
@@ -57,6 +58,7 @@ pub mod rollout_command;
 pub mod server;
 pub mod store;
 pub mod token_command;
+pub mod user_command;
 
 /// `server::allocations` reads its counts.
 #[cfg(test)]

@@ -20,6 +20,7 @@ use kedge_hub::store::{backup, series};
 use kedge_hub::{
     Authorities, Hub, VERSION, addresses, ca_command, clock, controllers, denials, denied_command, elsewhere,
     guard, kubeconfig_command, logging, node_acts, node_command, rollout_command, server, token_command,
+    user_command,
 };
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
@@ -62,6 +63,8 @@ fn run(command: Command) -> Result<(), String> {
         Command::Denied(command) => print(&small_runtime()?.block_on(denied_command::run(&command))?),
         Command::Node(command) => print(&small_runtime()?.block_on(node_command::run(&command))?),
         Command::Ca(command) => print(&small_runtime()?.block_on(ca_command::run(&command))?),
+        Command::User(command) => printed(&small_runtime()?.block_on(user_command::run(&command))?),
+        Command::Kubeconfig(options) => printed(&user_command::admin(&options)?),
         Command::Rollout(command) => small_runtime()?.block_on(rollout_command::run(&command, print)),
         Command::Controllers(command) => {
             logging::start(command.log_level);
@@ -121,6 +124,9 @@ fn restore(options: &Restore) -> Result<(), String> {
     }
     for denial in &done.back {
         out.push_str(&format!("denied again: {denial}, whose denial ended after the backup was made\n"));
+    }
+    for binding in &done.granted {
+        out.push_str(&format!("granted again: {binding}, which the replaced store did not\n"));
     }
     for token in &done.voided {
         out.push_str(&format!("void: {token}, for nobody knows whether it was used after the backup\n"));

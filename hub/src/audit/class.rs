@@ -18,13 +18,13 @@ const MIB: u64 = 1024 * 1024;
 /// The groups of actors that the logs keep apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Changes that administrators made or tried to make, certificates and tokens that the hub signed, and
+    /// Changes that administrators made or tried to make, and those that other people made; certificates and tokens that the hub signed, and
     /// commands run on this machine.
     Administration,
-    /// Reads by administrators that are audited: a program that reads often must not push out the changes of
+    /// Reads by administrators and other people that are audited: a program that reads often must not push out the changes of
     /// people.
     Reads,
-    /// Successful requests of all other callers.
+    /// Successful requests of nodes and programs.
     Others,
     /// Requests of others that were refused, and the counts of unauthenticated and excessive requests.
     Refused,
@@ -103,6 +103,9 @@ impl Class {
             (true, false) => Class::Administration,
             (true, true) => Class::Reads,
             (false, _) if code >= 400 => Class::Refused,
+            // an administrator with a name has no group, only roles
+            (false, false) if caller.is_person() => Class::Administration,
+            (false, true) if caller.is_person() => Class::Reads,
             (false, _) => Class::Others,
         }
     }
@@ -156,5 +159,13 @@ mod tests {
         check(&node, true, 200, Class::Others);
         check(&node, false, 403, Class::Refused);
         check(&node, true, 400, Class::Refused);
+        let jane = Identity::new("jane", &["system:authenticated"]);
+        check(&jane, false, 201, Class::Administration);
+        check(&jane, true, 200, Class::Reads);
+        check(&jane, false, 403, Class::Refused);
+        let program = Identity::new("system:serviceaccount:a:b", &[]);
+        check(&program, false, 200, Class::Others);
+        let anonymous = Identity::new("system:anonymous", &["system:unauthenticated"]);
+        check(&anonymous, true, 200, Class::Others);
     }
 }

@@ -456,10 +456,10 @@ mod tests {
     fn noise_pushes_out_lines_of_its_own_log() {
         let folder = Scratch::new("hub-audit-control").unwrap();
         let audit = Audit::with(folder.path(), |_| 4096, || false).unwrap();
-        let victim = Identity::new("victim", &[]);
+        let victim = Identity::new("system:victim", &[]);
         act(&audit, &victim, "delete", false, 200);
         for round in 0..50 {
-            let node = Identity::new(&format!("node-{round}"), &[]);
+            let node = Identity::new(&format!("system:node:{round}"), &[]);
             (0..20).for_each(|_| act(&audit, &node, "patch", false, 200));
             // as the thread would in time
             while audit.shared.state().is_waiting() {
@@ -468,14 +468,14 @@ mod tests {
         }
         audit.close();
         let lines = left(folder.path(), Class::Others);
-        assert!(!lines.is_empty() && lines.iter().all(|line| line["user"]["username"] != "victim"));
+        assert!(!lines.is_empty() && lines.iter().all(|line| line["user"]["username"] != "system:victim"));
     }
 
     #[test]
     fn one_identity_does_not_push_out_another() {
         let folder = Scratch::new("hub-audit-identity").unwrap();
         let audit = Audit::with(folder.path(), |_| 16 * 1024, || false).unwrap();
-        let (victim, noisy) = (Identity::new("victim", &[]), Identity::new("noisy", &[]));
+        let (victim, noisy) = (Identity::new("system:victim", &[]), Identity::new("system:noisy", &[]));
         act(&audit, &victim, "delete", false, 200);
         act(&audit, &victim, "delete", false, 403);
         for _ in 0..1000 {
@@ -486,13 +486,16 @@ mod tests {
         for class in [Class::Others, Class::Refused] {
             let lines = left(folder.path(), class);
             let of = |user| lines.iter().filter(|line| line["user"]["username"] == user).count() as u64;
-            assert_eq!(of("victim"), 1, "{class:?}");
+            assert_eq!(of("system:victim"), 1, "{class:?}");
             let omitted: u64 = lines.iter().map(|line| note(line, Note::Omitted)).sum();
-            assert!(of("noisy") >= 10, "{}", of("noisy"));
-            assert_eq!(of("noisy") + omitted, 1000, "every line is there or counted");
+            assert!(of("system:noisy") >= 10, "{}", of("system:noisy"));
+            assert_eq!(of("system:noisy") + omitted, 1000, "every line is there or counted");
             let whose = lines.iter().find_map(|line| line["annotations"][Note::OmittedOf.key()].as_str());
             let code = if class == Class::Others { 200 } else { 403 };
-            assert_eq!(whose, Some(&*format!("{omitted} of \"noisy\" ({omitted} patch nodes {code})")));
+            assert_eq!(
+                whose,
+                Some(&*format!("{omitted} of \"system:noisy\" ({omitted} patch nodes {code})"))
+            );
         }
     }
 

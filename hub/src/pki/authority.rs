@@ -215,7 +215,7 @@ impl Authority {
 
     /// A client certificate for the administrator.
     pub(super) fn issue_admin(&self, number: u64, now: OffsetDateTime) -> Result<Credential, PkiError> {
-        self.issue_client("admin", (ADMIN_USER, ADMIN_GROUP), number, now, ADMIN_LIFE)
+        self.issue_client("admin", (ADMIN_USER, &[ADMIN_GROUP]), number, now, ADMIN_LIFE)
     }
 
     /// A client certificate for one node. RFC 5280 asks for at most 64 characters in a common name; a long
@@ -228,23 +228,34 @@ impl Authority {
         life: Duration,
     ) -> Result<Credential, PkiError> {
         let user = format!("{NODE_USER_PREFIX}{node}");
-        self.issue_client("node", (&user, NODE_GROUP), number, now, life)
+        self.issue_client("node", (&user, &[NODE_GROUP]), number, now, life)
+    }
+
+    /// A client certificate for one person, who has the rights that bindings give to the name.
+    pub(super) fn issue_user(
+        &self,
+        user: &str,
+        number: u64,
+        now: OffsetDateTime,
+        life: Duration,
+    ) -> Result<Credential, PkiError> {
+        self.issue_client("user", (user, &[]), number, now, life)
     }
 
     /// A client certificate for the hub's probe of itself. It has no number: it never leaves the process.
     pub(super) fn issue_probe(&self, now: OffsetDateTime) -> Result<Credential, PkiError> {
-        self.issue_client("probe", (PROBE_USER, PROBE_USER), 0, now, SERVING_LIFE)
+        self.issue_client("probe", (PROBE_USER, &[PROBE_USER]), 0, now, SERVING_LIFE)
     }
 
     fn issue_client(
         &self,
         what: &'static str,
-        (user, group): (&str, &str),
+        (user, groups): (&str, &[&str]),
         number: u64,
         now: OffsetDateTime,
         life: Duration,
     ) -> Result<Credential, PkiError> {
-        let mut params = params(user, &[group], expiry(now, life));
+        let mut params = params(user, groups, expiry(now, life));
         params.serial_number = Some(serial_number(number, now)?);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.sign(what, params)

@@ -355,6 +355,43 @@ pub fn node_kubeconfig(
     life: Option<Duration>,
     now: OffsetDateTime,
 ) -> Result<String, PkiError> {
+    let (authorities, url) = opened(data_dir, url)?;
+    let number = taken_number(data_dir)?;
+    let node =
+        authorities.signing().issue_node(name, number, now, life.unwrap_or_else(|| node_life(data_dir)))?;
+    let object = ObjectRef { version: "v1", resource: "nodes", name, ..ObjectRef::default() };
+    append_line(data_dir, "issue", object, &certificate_notes(&node.certificate))
+        .map_err(|source| PkiError::Unrecorded { name: name.to_owned(), source })?;
+    let user = format!("{NODE_USER_PREFIX}{name}");
+    Ok(kubeconfig::text(&url, &authorities.bundle(), &user, &node.certificate_pem(), &node.key_pem()))
+}
+
+/// As [`node_kubeconfig`], for a person: the certificate has this name, and no group.
+pub fn user_kubeconfig(
+    data_dir: &Path,
+    name: &str,
+    url: Option<String>,
+    life: Duration,
+    now: OffsetDateTime,
+) -> Result<String, PkiError> {
+    let (authorities, url) = opened(data_dir, url)?;
+    let user = authorities.signing().issue_user(name, taken_number(data_dir)?, now, life)?;
+    let object = ObjectRef { version: "v1", resource: "users", name, ..ObjectRef::default() };
+    append_line(data_dir, "issue", object, &certificate_notes(&user.certificate))
+        .map_err(|source| PkiError::Unrecorded { name: name.to_owned(), source })?;
+    Ok(kubeconfig::text(&url, &authorities.bundle(), name, &user.certificate_pem(), &user.key_pem()))
+}
+
+/// The administrator's kubeconfig for another machine: the same credentials, and the address by which others
+/// reach the hub.
+pub fn admin_kubeconfig(data_dir: &Path, url: Option<String>) -> Result<String, PkiError> {
+    let (authorities, url) = opened(data_dir, url)?;
+    let admin = Credential::load(&data_dir.join("pki/admin.pem"))?;
+    Ok(kubeconfig::text(&url, &authorities.bundle(), ADMIN_USER, &admin.certificate_pem(), &admin.key_pem()))
+}
+
+/// The authorities of a hub's directory, and the hub's address: this one, else the one that it last published.
+fn opened(data_dir: &Path, url: Option<String>) -> Result<(Authorities, String), PkiError> {
     let path = data_dir.join("pki/ca.pem");
     if !exists(&path)? && !exists(&data_dir.join("ca.crt"))? {
         return Err(PkiError::NoAuthority { data_dir: data_dir.to_owned() });
@@ -364,15 +401,13 @@ pub fn node_kubeconfig(
         Some(url) => url,
         None => published_url(data_dir)?,
     };
+    Ok((authorities, url))
+}
+
+/// The next issue number, beside a running hub or without it.
+fn taken_number(data_dir: &Path) -> Result<u64, PkiError> {
     let number = IssueNumbers::open(data_dir).and_then(|numbers| numbers.take());
-    let number = number.map_err(|source| PkiError::NoNumber { source })?;
-    let node =
-        authorities.signing().issue_node(name, number, now, life.unwrap_or_else(|| node_life(data_dir)))?;
-    let object = ObjectRef { version: "v1", resource: "nodes", name, ..ObjectRef::default() };
-    append_line(data_dir, "issue", object, &certificate_notes(&node.certificate))
-        .map_err(|source| PkiError::Unrecorded { name: name.to_owned(), source })?;
-    let user = format!("{NODE_USER_PREFIX}{name}");
-    Ok(kubeconfig::text(&url, &authorities.bundle(), &user, &node.certificate_pem(), &node.key_pem()))
+    number.map_err(|source| PkiError::NoNumber { source })
 }
 
 /// The facts that a machine needs besides a token to join a hub: the hub's address and its authorities.
@@ -394,15 +429,7 @@ impl Meeting {
     /// # Errors
     /// The directory is not that of a hub that was started once.
     pub fn read(data_dir: &Path, url: Option<String>) -> Result<Meeting, PkiError> {
-        let path = data_dir.join("pki/ca.pem");
-        if !exists(&path)? && !exists(&data_dir.join("ca.crt"))? {
-            return Err(PkiError::NoAuthority { data_dir: data_dir.to_owned() });
-        }
-        let authorities = Authorities::load(data_dir)?;
-        let url = match url {
-            Some(url) => url,
-            None => published_url(data_dir)?,
-        };
+        let (authorities, url) = opened(data_dir, url)?;
         let pins: Vec<String> = authorities.trusted().iter().filter_map(|der| pin(der)).collect();
         Ok(Meeting { url, bundle: authorities.bundle(), pins: pins.join(",") })
     }

@@ -23,10 +23,12 @@ use std::time::Duration;
 
 use kedge_hub_core::identity::credential::Record;
 use kedge_hub_core::identity::denied::{self, DENY_LIST_NAME, DENY_LIST_NAMESPACE, Denial};
-use kedge_hub_core::kinds::{CONFIG_MAP, CREDENTIAL, KINDS};
+use kedge_hub_core::kinds::rules::list;
+use kedge_hub_core::kinds::{CLUSTER_ROLE_BINDING, CONFIG_MAP, CREDENTIAL, KINDS, ROLE_BINDING};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::new_object;
 use kedge_hub_core::state::RAISE as RAISE_UNKNOWN;
+use kedge_hub_core::value::text;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use serde_json::{Value, json};
 
@@ -91,6 +93,9 @@ pub struct Restored {
     pub back: Vec<Denial>,
     /// Names of bootstrap tokens that the backup had, and which are void.
     pub voided: Vec<String>,
+    /// Bindings of roles that the backup has and the replaced store had not, or with other subjects: in
+    /// words.
+    pub granted: Vec<String>,
     /// Nodes whose newest credential this directory knew, and the backup did not.
     pub newer: u64,
     /// Files of the authorities that were written: missing ones, and those that were united.
@@ -361,6 +366,7 @@ pub fn restore(data_dir: &Path, from: &Path, forget: bool) -> Result<Restored, O
     let part = data_dir.join("state.db.restoring");
     let length = sealed.as_ref().map(|sealed| sealed.content_bytes);
     let voided = prepare(from, &part, length)?;
+    let granted = granted(&data_dir.join("state.db"), &part)?;
     let list = (list != of_backup).then_some(list);
     let credentials = newer_credentials(&part, &before.credentials)?;
     let newer = credentials.len() as u64;
@@ -383,7 +389,7 @@ pub fn restore(data_dir: &Path, from: &Path, forget: bool) -> Result<Restored, O
     }
     let digest = sealed.map(|sealed| sealed.found);
     let keys = keys.into_iter().map(|(name, _)| name).collect();
-    Ok(Restored { objects, reserved, digest, kept, back, voided, newer, keys, before: moved })
+    Ok(Restored { objects, reserved, digest, kept, back, voided, granted, newer, keys, before: moved })
 }
 
 /// Replaces the store of a data directory by an empty one, which keeps the denials. The hub must be stopped.
@@ -410,8 +416,19 @@ pub fn begin_anew(data_dir: &Path) -> Result<Restored, OpenError> {
     let moved = replace(data_dir, &part)?;
     before.marker.replace(known).map_err(|error| wrong(before.marker.path(), error))?;
     note(data_dir, "restore", Path::new("--empty"), 0);
-    let (back, voided, keys) = (Vec::new(), Vec::new(), Vec::new());
-    Ok(Restored { objects: 0, reserved, digest: None, kept, back, voided, newer, keys, before: moved })
+    let (back, voided, granted, keys) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    Ok(Restored {
+        objects: 0,
+        reserved,
+        digest: None,
+        kept,
+        back,
+        voided,
+        granted,
+        newer,
+        keys,
+        before: moved,
+    })
 }
 
 /// The facts about a directory before its store is replaced.
@@ -617,6 +634,53 @@ fn bootstrap_tokens(store: &Connection) -> rusqlite::Result<Vec<String>> {
         }
     }
     Ok(tokens)
+}
+
+/// The bindings of roles in a store that another one has not, or with other subjects; without the hub's own.
+/// A store that cannot be read has none.
+fn granted(before: &Path, restored: &Path) -> Result<Vec<String>, OpenError> {
+    let of = |path: &Path| -> Result<BTreeMap<String, Value>, OpenError> {
+        let store = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        bindings(&store).map_err(engine("read", path))
+    };
+    // a lost store has lost its bindings, too
+    let known = if before.is_file() { of(before).unwrap_or_default() } else { BTreeMap::new() };
+    let mut found = Vec::new();
+    for (place, binding) in of(restored)? {
+        let old = known.get(&place);
+        let own = text(&binding, &["metadata", "labels", "kubernetes.io/bootstrapping"]) == "rbac-defaults";
+        let is_known = old.is_some_and(|old| {
+            old["subjects"] == binding["subjects"] && old["roleRef"] == binding["roleRef"]
+        });
+        if is_known || (own && old.is_none()) {
+            continue;
+        }
+        let subjects = list(&binding, "subjects")
+            .iter()
+            .map(|subject| format!("{} {:?}", text(subject, &["kind"]), text(subject, &["name"])));
+        let subjects = subjects.collect::<Vec<_>>().join(", ");
+        found.push(format!("{place} gives {:?} to {subjects}", text(&binding, &["roleRef", "name"])));
+    }
+    Ok(found)
+}
+
+/// The bindings of roles by their kind, namespace and name.
+fn bindings(store: &Connection) -> rusqlite::Result<BTreeMap<String, Value>> {
+    let mut all = BTreeMap::new();
+    for kind in [&CLUSTER_ROLE_BINDING, &ROLE_BINDING] {
+        let mut statement = store.prepare("SELECT namespace, name, json FROM objects WHERE resource = ?1")?;
+        let rows = statement.query_map([kind.resource_name()], |row| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, Vec<u8>>(2)?))
+        })?;
+        for row in rows {
+            let (namespace, name, json) = row?;
+            let slash = if namespace.is_empty() { "" } else { "/" };
+            if let Ok(binding) = own::read(&json) {
+                all.insert(format!("{} {namespace}{slash}{name}", kind.kind), binding);
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// Denies the nodes whose last act in the audit log is a revocation: for a directory whose store and marker
@@ -998,6 +1062,65 @@ mod tests {
         let mut store = super::super::disk::DiskStore::open(data_dir).unwrap();
         store.load(&mut |_| {}).unwrap();
         store.commit(changes, Some(Spaces::both(reserved))).unwrap();
+    }
+
+    #[test]
+    fn restore_names_the_bindings_that_it_brings_back() {
+        let folder = scratch("bindings");
+        let (data, file) = (folder.join("data"), folder.join("b"));
+        let binding = |name: &str, user: &str, own: bool| {
+            let labels =
+                if own { json!({"kubernetes.io/bootstrapping": "rbac-defaults"}) } else { json!({}) };
+            json!({"metadata": {"name": name, "labels": labels}, "roleRef": {"kind": "ClusterRole", "name": "edit"},
+                "subjects": [{"kind": "User", "name": user}]})
+            .to_string()
+        };
+        let put = |name: &'static str, namespace: &'static str, json: &str, revision: u64| {
+            let kind = if namespace.is_empty() { &CLUSTER_ROLE_BINDING } else { &ROLE_BINDING };
+            let (resource, json) = (kind.resource_name(), json.as_bytes().to_vec());
+            (resource, namespace, name, json, revision)
+        };
+        let write = |all: &[(String, &str, &str, Vec<u8>, u64)], reserved: u64| {
+            let changes: Vec<Change<'_>> = all
+                .iter()
+                .map(|(resource, namespace, name, json, revision)| Change::Put {
+                    resource,
+                    namespace,
+                    name,
+                    revision: *revision,
+                    json,
+                })
+                .collect();
+            run(&data, &changes, reserved);
+        };
+        let jane = binding("jane", "jane", false);
+        write(
+            &[
+                put("jane", "", &jane, 5),
+                put("joe", "shop", &binding("joe", "joe", false), 6),
+                put("same", "", &binding("same", "x", false), 7),
+                put("own", "", &binding("own", "y", true), 8),
+            ],
+            100,
+        );
+        backup(&data, &file).unwrap();
+        assert_eq!(restore(&data, &file, false).unwrap().granted, Vec::<String>::new());
+        // jane's was taken from her, and joe's given to jim
+        write(
+            &[
+                put("jane", "", &jane.replace(r#"[{"kind":"User","name":"jane"}]"#, "[]"), 110),
+                put("joe", "shop", &binding("joe", "jim", false), 111),
+            ],
+            200,
+        );
+        let expect = [
+            r#"ClusterRoleBinding jane gives "edit" to User "jane""#,
+            r#"RoleBinding shop/joe gives "edit" to User "joe""#,
+        ];
+        assert_eq!(restore(&data, &file, false).unwrap().granted, expect);
+        // of a lost store nothing is known
+        fs::write(data.join("state.db"), "").unwrap();
+        assert_eq!(restore(&data, &file, false).unwrap().granted.len(), 3);
     }
 
     #[test]
