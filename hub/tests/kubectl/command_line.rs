@@ -34,7 +34,7 @@ fn fails(outcome: &Outcome, code: i32, parts: &[&str]) {
 fn help_goes_to_stdout_and_mistakes_to_stderr() {
     let help = hub(&["--help"]);
     assert_eq!(help.code, Some(0));
-    contains(&help.out, &["kedge-hub serve", "node-kubeconfig NAME", "--tls-san", "Exit status"]);
+    contains(&help.out, &["kedge-hub COMMAND", "node-kubeconfig", "user create", "Exit status"]);
     let version = hub(&["--version"]);
     assert_eq!((version.code, version.out), (Some(0), format!("kedge-hub {}\n", env!("CARGO_PKG_VERSION"))));
     let listen = hub(&["serve", "--listen", "nonsense"]);

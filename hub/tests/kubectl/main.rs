@@ -12,9 +12,12 @@ mod fleet;
 mod forms;
 mod nodes;
 mod programs;
+mod prometheus;
 mod rights;
 #[path = "../server/mod.rs"]
 mod server;
+mod shapes;
 mod tour;
 mod usage;
+mod users;
 mod workloads;

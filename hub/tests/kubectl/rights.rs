@@ -5,10 +5,11 @@ use crate::programs::{Kubectl, contains, registered, table, until, with_every_ku
 use crate::server::Hub;
 use serde_json::json;
 
-/// The same kubectl with a token of the service account `default/NAME`, which is created.
-fn program(hub: &Hub, kubectl: &Kubectl, name: &str) -> Kubectl {
+/// The same kubectl with a token of the service account `default/NAME`, which is created if it is missing.
+pub(crate) fn program(hub: &Hub, kubectl: &Kubectl, name: &str) -> Kubectl {
     let accounts = "/api/v1/namespaces/default/serviceaccounts";
-    hub.admin().post(accounts, &json!({"metadata": {"name": name}})).expect(201);
+    let made = hub.admin().post(accounts, &json!({"metadata": {"name": name}}));
+    assert!(matches!(made.code, 201 | 409), "{}", made.json());
     let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
     let granted = hub.admin().post(&format!("{accounts}/{name}/token"), &request).expect(201);
     let token = granted["status"]["token"].as_str().unwrap();
