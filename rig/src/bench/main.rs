@@ -17,6 +17,7 @@ mod pods;
 mod pulls;
 mod push;
 mod relay;
+mod rights;
 mod rollouts;
 mod setup;
 mod start;
@@ -53,14 +54,16 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
           (N at most, 10,000 by default); all of them back at once; instructions per renewal
   rollouts  DaemonSets of 100, 1,000 and 10,000 nodes: what one changed pod costs the hub; an update of
           100 nodes beside the least time that it could take
+  rights    what a review of a caller's right costs the hub with 10 and with 1,000 bindings of others (under
+            valgrind)
   updates   downtime of a node whose DaemonSet is updated: images first, without, maxSurge; bytes on the wire
           (as root)
 ";
 
 /// Every section, in the order of the table.
-const SECTIONS: [&str; 13] = [
+const SECTIONS: [&str; 14] = [
     "size", "start", "push", "life", "cost", "idle", "pods", "calls", "hub", "fleet", "nodes", "rollouts",
-    "updates",
+    "rights", "updates",
 ];
 
 /// A section that is measured only when its name is given.
@@ -178,6 +181,7 @@ fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, RigError> {
         "fleet" => fleet::measure(),
         "nodes" => nodes::measure(options.nodes),
         "rollouts" => rollouts::measure(),
+        "rights" => rights::measure(),
         "updates" => pods::measure_updates(),
         _ => load::measure(),
     }
