@@ -97,7 +97,10 @@ impl Demo {
             pods.start_registry()?;
         }
         for name in NODES {
-            console.say(Tone::Command, &format!("kedge-hub node-kubeconfig {name} --out {name}/kubeconfig"));
+            console.say(
+                Tone::Plain,
+                &format!("as on a server: kedge-hub node-kubeconfig {name} --out {name}.kubeconfig"),
+            );
             let mut options = AgentOptions::new(&program);
             if let Ok(pods) = &pods {
                 pods.options(name, &mut options);
@@ -136,15 +139,52 @@ impl Demo {
         self.the_pods_all_the_while()?;
         self.what_containers_survive()?;
         self.the_move(&fixed)?;
-        self.a_rollout_that_stops()
+        self.a_rollout_that_stops()?;
+        self.what_you_saw();
+        Ok(())
+    }
+
+    fn what_you_saw(&mut self) {
+        self.console.chapter("What you saw");
+        let mut lines = vec![
+            "a good configuration ran on trial, and became last-known-good",
+            "one that does not parse, and one that does not validate, did not run: line and value were named",
+            "one that would have kept a node silent for a day was refused",
+            "one that crashed the agent was rolled back after three crashes, and is remembered",
+            "a corrected one ran at once",
+            "of two variants in one ConfigMap only the bad one was condemned",
+            "no heartbeat was late meanwhile",
+        ];
+        if self.pods.is_ok() {
+            lines.extend([
+                "no container ended for any of this, nor for a killed agent",
+                "a node booted and ran its pod while the hub was off",
+                "an update that failed stopped after one node, and was undone by one command",
+            ]);
+        }
+        lines.push("a node moved to another hub, and kept what it ran until it got something else");
+        lines.push("a rollout reached one node after the other, and stopped when the first one refused");
+        for (number, line) in lines.iter().enumerate() {
+            self.console.say(Tone::Good, &format!("{:>2}. {line}", number + 1));
+        }
+        if !self.console.is_terminal() {
+            let line =
+                "It ends here, because the output is no terminal. In a terminal it would keep running.";
+            self.console.say(Tone::Plain, line);
+        }
     }
 
     fn nodes_join(&mut self) -> Result<(), RigError> {
         for name in NODES {
-            let line = format!("kedge agent --kubeconfig {name}/kubeconfig --hostname-override {name} ...");
-            self.console.say(Tone::Command, &line);
+            let line = format!("as on a device: kedge agent --kubeconfig {name}.kubeconfig ...");
+            self.console.say(Tone::Plain, &line);
             self.cluster.agent_mut(name).launch()?;
         }
+        self.gloss(&[
+            "Ready: the node works, and renews its Lease every few seconds. Each renewal is a heartbeat.",
+            "ConfigOK: whether the node runs the configuration that you assigned.",
+            "init, local: the configuration in the node's own files. It runs while you assign none.",
+        ]);
         self.until("all nodes Ready, with a Lease, running their local config", PATIENCE, |world| {
             NODES.iter().all(|node| {
                 status_is(world, node, "Ready", "True")
@@ -159,10 +199,14 @@ impl Demo {
 
     fn a_good_config(&mut self) -> Result<String, RigError> {
         self.console.chapter("A good configuration for all three");
-        self.console.say(Tone::Plain, "(below, UIDs are shown by the names of their ConfigMaps)");
+        self.gloss(&[
+            "assigned: what you asked for. active: what the node runs.",
+            "last-known-good: what it goes back to. A configuration becomes that by a trial, here of 15 seconds.",
+            "In messages the names of ConfigMaps stand in place of their UIDs.",
+        ]);
         let uid = self.create_config("edge-good", &payload("nodeStatusReportFrequency: 1m\n"))?;
         for node in NODES {
-            self.assign(node, "edge-good", &uid)?;
+            self.assign(node, "edge-good")?;
         }
         self.adopted_and_promoted(&NODES, &uid)?;
         Ok(uid)
@@ -171,7 +215,7 @@ impl Demo {
     fn a_config_that_does_not_parse(&mut self, good: &str) -> Result<(), RigError> {
         self.console.chapter("One that does not parse, for edge-1");
         let uid = self.create_config("edge-typo", &payload("nodeStatusReportFrequency: [1m\n"))?;
-        self.assign("edge-1", "edge-typo", &uid)?;
+        self.assign("edge-1", "edge-typo")?;
         self.rolled_back("edge-1", &uid, good, "parse", PATIENCE)?;
         self.others_run(good, &["edge-2", "edge-3"])
     }
@@ -180,16 +224,16 @@ impl Demo {
         self.console.chapter("One that parses and makes no sense, for edge-2");
         let nonsense = payload("").replace("crashLoopThreshold: 2", "crashLoopThreshold: 200");
         let uid = self.create_config("edge-nonsense", &nonsense)?;
-        self.assign("edge-2", "edge-nonsense", &uid)?;
+        self.assign("edge-2", "edge-nonsense")?;
         self.rolled_back("edge-2", &uid, good, "validate", PATIENCE)?;
         self.others_run(good, &["edge-3"])
     }
 
     fn a_config_that_keeps_silent(&mut self, good: &str) -> Result<(), RigError> {
-        self.console.chapter("One that every kubelet takes, and with which edge-2 would report once a day");
+        self.console.chapter("A valid one with which edge-2 would be silent for a day");
         let silent = payload("nodeStatusReportFrequency: 24h\n");
         let uid = self.create_config("edge-silent", &silent)?;
-        self.assign("edge-2", "edge-silent", &uid)?;
+        self.assign("edge-2", "edge-silent")?;
         self.rolled_back("edge-2", &uid, good, "validate", PATIENCE)?;
         self.others_run(good, &["edge-3"])
     }
@@ -199,7 +243,7 @@ impl Demo {
         let uid =
             self.create_config("edge-crash", &payload("kedge:\n  faultInjection:\n    crashAfter: 1s\n"))?;
         let before = self.unclean_ends("edge-3");
-        self.assign("edge-3", "edge-crash", &uid)?;
+        self.assign("edge-3", "edge-crash")?;
         self.rolled_back("edge-3", &uid, good, "crash loop", PATIENCE * 2)?;
         let crashes = self.unclean_ends("edge-3") - before;
         let expected = CRASH_LOOP_THRESHOLD + 1;
@@ -221,7 +265,7 @@ impl Demo {
     fn the_repair(&mut self) -> Result<String, RigError> {
         self.console.chapter("The repair: a corrected configuration for edge-1");
         let uid = self.create_config("edge-fixed", &payload("nodeStatusReportFrequency: 2m\n"))?;
-        self.assign("edge-1", "edge-fixed", &uid)?;
+        self.assign("edge-1", "edge-fixed")?;
         self.adopted_and_promoted(&["edge-1"], &uid)?;
         Ok(uid)
     }
@@ -229,7 +273,8 @@ impl Demo {
     /// One key is one configuration: banning the bad variant does not ban the good one, although both have
     /// the same UID.
     fn two_keys_of_one_config_map(&mut self) -> Result<(), RigError> {
-        self.console.chapter("Two variants in one ConfigMap for edge-2: one works, the other does not");
+        self.console
+            .chapter("Two variants in one ConfigMap, for edge-2: the bad one does not condemn the good one");
         let day = payload("nodeStatusReportFrequency: 90s\n");
         let uid =
             self.create_keys("edge-variants", &[("day", &day), ("night", &payload("maxPods: none\n"))])?;
@@ -268,7 +313,8 @@ impl Demo {
         self.kubectl_of(hub.kubectl(), &create_arguments("edge-fixed", &[("kubelet", &path)]))?;
         let uid = uid_of(hub.kubectl(), "edge-fixed")?;
         self.names.push((uid.clone(), "edge-fixed (of the other hub)".to_owned()));
-        self.console.say(Tone::Command, "kedge-hub node-kubeconfig edge-1 --out edge-1/kubeconfig");
+        let line = "as on that server: kedge-hub node-kubeconfig edge-1 --out edge-1.kubeconfig";
+        self.console.say(Tone::Plain, line);
         self.cluster.agent("edge-1").replace_kubeconfig(&hub.node_kubeconfig("edge-1")?)?;
         self.elsewhere = Some(Elsewhere { view, printed_facts: 0, hub });
         self.until_elsewhere("edge-1 to be Ready there, and to run what it ran", |world| {
@@ -277,7 +323,7 @@ impl Demo {
                 && world.renewal_count("edge-1") > 0
                 && world.config("edge-1").active.as_deref() == Some(running)
         })?;
-        let assign = Source::Pinned { name: "edge-fixed".to_owned(), uid: uid.clone() };
+        let assign = Source::Following { name: "edge-fixed".to_owned() };
         let kubectl = self.elsewhere.as_ref().map(|there| there.hub.kubectl().clone());
         self.kubectl_of(&kubectl.expect("it was started above"), &assign.assign_arguments("edge-1"))?;
         self.until_elsewhere("edge-1 to run what is assigned there", |world| {
@@ -299,8 +345,10 @@ impl Demo {
         self.kubectl(&group.map(str::to_owned))?;
         self.kubectl(&["label", "node", "edge-2", "fleet.kedge.dev/ring=canary"].map(str::to_owned))?;
         self.push("nodeStatusReportFrequency: 1m\n")?;
-        self.console.say(Tone::Command, "kubectl apply -f shops.yaml");
-        self.cluster.kubectl().feed(&["apply", "-f", "-"], ROLLOUT)?;
+        let path = self.cluster.payload_file("shops", ROLLOUT)?;
+        self.console.say(Tone::Plain, &format!("{}:", path.display()));
+        self.say_numbered(ROLLOUT);
+        self.kubectl(&["apply", "-f", &path.display().to_string()].map(str::to_owned))?;
         let revision = |world: &World, node: &str, which: &str| {
             let path = format!("{which}/configMap/name");
             let name = world.node(node).and_then(|node| node.pointer(&path)).and_then(Value::as_str);
@@ -336,8 +384,10 @@ impl Demo {
 
     /// Writes the source of the rollout.
     fn push(&mut self, fields: &str) -> Result<(), RigError> {
-        let path = self.cluster.payload_file("shop-settings", &payload(fields))?;
-        self.console.say(Tone::Command, "kubectl apply -f shop-settings.yaml");
+        let text = payload(fields);
+        let path = self.cluster.payload_file("shop-settings", &text)?;
+        self.console.say(Tone::Plain, &format!("{}:", path.display()));
+        self.say_numbered(&text);
         let file = format!("--from-file=kubelet={}", path.display());
         let make = [
             "create",
@@ -350,6 +400,7 @@ impl Demo {
             "-o",
             "yaml",
         ];
+        self.console.say(Tone::Command, &format!("{} | kubectl apply -f -", shown(&make)));
         let manifest = self.cluster.kubectl().run(&make)?;
         self.cluster.kubectl().feed(&["apply", "-f", "-"], &manifest)?;
         Ok(())
@@ -459,11 +510,10 @@ impl Demo {
     fn create_keys(&mut self, name: &str, payloads: &[(&str, &str)]) -> Result<String, RigError> {
         let mut files = Vec::new();
         for (key, payload) in payloads {
-            for line in payload.lines().skip(2) {
-                let key = if payloads.len() > 1 { format!("{key}: ") } else { String::new() };
-                self.console.say(Tone::Plain, &format!("  | {key}{line}"));
-            }
-            files.push((*key, self.cluster.payload_file(&format!("{name}-{key}"), payload)?));
+            let path = self.cluster.payload_file(&format!("{name}-{key}"), payload)?;
+            self.console.say(Tone::Plain, &format!("{}:", path.display()));
+            self.say_numbered(payload);
+            files.push((*key, path));
         }
         let files: Vec<(&str, &Path)> = files.iter().map(|(key, path)| (*key, path.as_path())).collect();
         self.kubectl(&create_arguments(name, &files))?;
@@ -472,15 +522,28 @@ impl Demo {
         Ok(uid)
     }
 
-    fn assign(&mut self, node: &str, name: &str, uid: &str) -> Result<(), RigError> {
-        let source = Source::Pinned { name: name.to_owned(), uid: uid.to_owned() };
-        self.kubectl(&source.assign_arguments(node))
+    /// A file with the numbers of its lines, which errors name.
+    fn say_numbered(&mut self, text: &str) {
+        for (number, line) in text.lines().enumerate() {
+            self.console.say(Tone::Plain, &format!("  {:>3} | {line}", number + 1));
+        }
     }
 
-    /// Assigns a key of a ConfigMap to a node that had a pinned one, or another key.
+    /// What words mean, where they come first.
+    fn gloss(&mut self, lines: &[&str]) {
+        for line in lines {
+            self.console.say(Tone::Plain, &format!("({line})"));
+        }
+    }
+
+    fn assign(&mut self, node: &str, name: &str) -> Result<(), RigError> {
+        self.kubectl(&Source::Following { name: name.to_owned() }.assign_arguments(node))
+    }
+
+    /// Assigns a key of a ConfigMap that has several.
     fn follow(&mut self, node: &str, name: &str, key: &str) -> Result<(), RigError> {
         let map = json!({"namespace": "default", "name": name, "kubeletConfigKey": key});
-        let source = Source::Raw(json!({"configMapRef": null, "configMap": map}));
+        let source = Source::Raw(json!({"configMap": map}));
         self.kubectl(&source.assign_arguments(node))
     }
 
@@ -578,7 +641,7 @@ impl Demo {
         let elsewhere =
             self.elsewhere.as_ref().map(|there| there.hub.kubectl().kubeconfig().display().to_string());
         let kubectl = self.cluster.kubectl();
-        vec![
+        let mut lines = vec![
             "The hub and the nodes keep running until you press Ctrl-C. In another terminal:".to_owned(),
             String::new(),
             format!("  export KUBECONFIG={}", kubectl.kubeconfig().display()),
@@ -592,12 +655,16 @@ impl Demo {
                 "  kubectl --kubeconfig {} describe node edge-1     # on the other hub",
                 elsewhere.unwrap_or_default()
             ),
-            "  kubectl edit configmap edge-good     # assigned by UID: an edit in place is not followed"
-                .to_owned(),
+            "  kubectl edit configmap edge-good     # the nodes that have it follow the edit".to_owned(),
             format!("  {}", shown(&["patch", "node", "edge-3", "-p", r#"{"spec":{"configSource":null}}"#])),
             String::new(),
             format!("Everything the nodes keep on disk: {}/edge-*/root", dir.display()),
-        ]
+        ];
+        if kubectl.run(&["get", "--raw", "/fleet"]).is_ok() {
+            let page = "  kubectl proxy                        # then open http://127.0.0.1:8001/fleet";
+            lines.insert(5, page.to_owned());
+        }
+        lines
     }
 
     /// Stops all processes properly.

@@ -193,8 +193,6 @@ impl Pods {
         }
         let name = format!("{}/site/clock:{tag}", self.name());
         image_push::push(&layout, &self.name(), "site/clock", tag)?;
-        // shows users the command that does the same; the demo itself does not need skopeo
-        commands.push(format!("skopeo copy --dest-tls-verify=false oci:clock-{tag}:{tag} docker://{name}"));
         Ok((commands, name))
     }
 
@@ -262,23 +260,32 @@ impl Demo {
             }
         };
         let image = self.say_commands(image?);
+        self.gloss(&["A DaemonSet keeps one pod on each node. An update replaces one pod after the other."]);
         let set = set(&image);
-        self.console.say(Tone::Plain, &format!("  | {}", set["spec"]));
-        self.console.say(Tone::Command, "kubectl apply -f clock.json");
-        self.cluster.kubectl().feed(&["apply", "-f", "-"], &set.to_string())?;
+        let path = self.cluster.payload_file("clock", &set)?;
+        self.console.say(Tone::Plain, &format!("{}:", path.display()));
+        self.say_numbered(&set);
+        self.kubectl(&["apply", "-f", &path.display().to_string()].map(str::to_owned))?;
         self.until_shown("a running container on each node", |demo| {
             NODES
                 .iter()
                 .all(|node| demo.runs_with(node, 0) && !demo.ticks(node).unwrap_or_default().is_empty())
         })?;
         self.show(&["get", "pods", "-o", "wide"])?;
+        self.gloss(&["All three nodes are on this machine, so they show one address."]);
         self.show(&["rollout", "status", "daemonset/clock"])
     }
 
     fn say_commands(&mut self, (commands, image): (Vec<String>, String)) -> String {
         for command in commands {
-            self.console.say(Tone::Command, &command);
+            self.console.say(Tone::Plain, &format!("made by: {command}"));
         }
+        // the command that does the same; the demonstration itself does not need skopeo
+        let tag = image.rsplit(':').next().unwrap_or_default();
+        let line = format!(
+            "pushed to {image}; by hand: skopeo copy --dest-tls-verify=false oci:clock-{tag}:{tag} docker://..."
+        );
+        self.console.say(Tone::Plain, &line);
         image
     }
 
@@ -326,7 +333,9 @@ impl Demo {
         );
         self.kubectl(&["rollout", "undo", "daemonset/clock"].map(str::to_owned))?;
         self.show(&["rollout", "status", "daemonset/clock", "--timeout=60s"])?;
-        self.show(&["rollout", "history", "daemonset/clock"])
+        self.show(&["rollout", "history", "daemonset/clock"])?;
+        self.gloss(&["Revision 1 came back, and is the newest now: so it is called 3."]);
+        Ok(())
     }
 
     /// The pods whose container runs this image.
@@ -391,7 +400,7 @@ impl Demo {
     /// removed.
     fn a_node_boots_without_its_hub(&mut self) -> Result<(), RigError> {
         self.console.chapter("The hub is stopped; then edge-2 loses its power, and boots with nobody to ask");
-        self.console.say(Tone::Command, "systemctl stop kedge-hub");
+        self.console.say(Tone::Plain, "as on a server: systemctl stop kedge-hub");
         self.cluster.hub_mut().stop()?;
         self.cluster.agent_mut("edge-2").cut();
         if let Ok(pods) = &self.pods {
@@ -405,9 +414,11 @@ impl Demo {
             demo.node_shows("edge-2").as_deref() == Some("Running") && again.first() == Some(&1)
         })?;
         let (_, listed, _) = self.cluster.agent("edge-2").kedge(&["pods"])?;
-        self.console.say(Tone::Command, "kedge pods     # on edge-2");
+        let agent = self.cluster.agent("edge-2");
+        let (root, run) = (agent.root_dir().display().to_string(), agent.run_dir().display().to_string());
+        self.console.say(Tone::Command, &format!("kedge pods --root-dir {root} --run-dir {run}"));
         self.say_lines(&listed);
-        self.console.say(Tone::Command, "systemctl start kedge-hub");
+        self.console.say(Tone::Plain, "as on a server: systemctl start kedge-hub");
         self.cluster.hub_mut().start_again()?;
         self.until_shown("the hub to hear of it", |demo| demo.runs_with("edge-2", 1))?;
         self.goes_on("edge-3")
@@ -534,13 +545,28 @@ impl Demo {
     }
 }
 
-fn set(image: &str) -> Value {
-    let labels = json!({"app": NAME});
-    json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": NAME}, "spec": {
-        "selector": {"matchLabels": labels}, "minReadySeconds": MIN_READY_SECS,
-        "template": {"metadata": {"labels": labels}, "spec": {
-            "hostNetwork": true, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 1,
-            "containers": [{"name": NAME, "image": image}]}}}})
+fn set(image: &str) -> String {
+    format!(
+        "apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: {NAME}
+spec:
+  selector:
+    matchLabels: {{app: {NAME}}}
+  minReadySeconds: {MIN_READY_SECS}
+  template:
+    metadata:
+      labels: {{app: {NAME}}}
+    spec:
+      hostNetwork: true
+      automountServiceAccountToken: false
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: {NAME}
+        image: {image}
+"
+    )
 }
 
 fn logs_of(agent: &Agent) -> PathBuf {
