@@ -345,9 +345,9 @@ impl Demo {
         self.kubectl(&group.map(str::to_owned))?;
         self.kubectl(&["label", "node", "edge-2", "fleet.kedge.dev/ring=canary"].map(str::to_owned))?;
         self.push("nodeStatusReportFrequency: 1m\n")?;
-        let path = self.cluster.payload_file("shops", ROLLOUT)?;
+        let path = self.cluster.payload_file("shops", ROLLOUT.trim_start())?;
         self.console.say(Tone::Plain, &format!("{}:", path.display()));
-        self.say_numbered(ROLLOUT);
+        self.say_numbered(ROLLOUT.trim_start());
         self.kubectl(&["apply", "-f", &path.display().to_string()].map(str::to_owned))?;
         let revision = |world: &World, node: &str, which: &str| {
             let path = format!("{which}/configMap/name");
