@@ -914,15 +914,17 @@ impl Look<'_> {
         let yes = |is_so: bool| if is_so { "True" } else { "False" };
         let (is_stopped, is_complete) = (found.stopped.is_some(), found.phase == "Complete");
         let is_going = matches!(found.phase, "Progressing" | "Soaking");
-        let message = found.stopped.clone().unwrap_or_default();
+        // a condition without a message is not valid for older clients
+        let stop = found.stopped.as_deref().unwrap_or("not more nodes failed than it tolerates");
+        let progress = if found.message.is_empty() { "no node is assigned anything" } else { &found.message };
         let labels = self_set_labels(&self.value["spec"]).join(", ");
         let conditions = [
-            json!({"type": "Progressing", "status": yes(is_going), "reason": found.reason, "message": found.message}),
-            json!({"type": "Stopped", "status": yes(is_stopped), "reason": if is_stopped { "TooManyFailures" } else { "GoesOn" }, "message": message}),
-            json!({"type": "Complete", "status": yes(is_complete), "reason": found.phase, "message": ""}),
+            json!({"type": "Progressing", "status": yes(is_going), "reason": found.reason, "message": progress}),
+            json!({"type": "Stopped", "status": yes(is_stopped), "reason": if is_stopped { "TooManyFailures" } else { "GoesOn" }, "message": stop}),
+            json!({"type": "Complete", "status": yes(is_complete), "reason": found.phase, "message": progress}),
         ];
         let warning = json!({"type": "SelfSetLabels", "status": yes(!labels.is_empty()), "reason": if labels.is_empty() { "OnlyTrusted" } else { "NodesMayChoose" },
-            "message": if labels.is_empty() { String::new() } else { format!("a node may set these labels itself, and so choose its configuration: {labels}") }});
+            "message": if labels.is_empty() { "no node may set a label of the selectors".to_owned() } else { format!("a node may set these labels itself, and so choose its configuration: {labels}") }});
         let uid = self.value["metadata"]["uid"].clone();
         let apply = move |rollout: &mut Value, now: &str| {
             if !rollout["status"].is_object() {
