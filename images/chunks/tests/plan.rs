@@ -18,8 +18,8 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
 /// the root has.
 fn update(wanted: &[u8], running: &[u8]) -> (usize, usize) {
     let (wanted_index, running_index) = (kedge_chunks::index(wanted), kedge_chunks::index(running));
-    let index = Index::parse(&wanted_index, wanted.len() as u64).unwrap();
-    let local = Local::new(Index::parse(&running_index, running.len() as u64).unwrap());
+    let index = Index::parse(&wanted_index, wanted.len() as u64).expect("an index");
+    let local = Local::new(Index::parse(&running_index, running.len() as u64).expect("an index"));
     let (mut made, mut remote) = (Vec::<u8>::new(), 0);
     for run in plan(index, &local, |_| false) {
         let bytes = run.bytes as usize;
