@@ -187,6 +187,8 @@ mod tests {
                     "/metrics",
                     "/.well-known/openid-configuration",
                     "/openid/v1/jwks",
+                    "/fleet",
+                    "/fleet/nodes/a",
                     "/kedge/nodes",
                     "/kedge/authorities",
                     "/kedge/rollouts/n/d",

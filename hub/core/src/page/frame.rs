@@ -52,7 +52,8 @@ impl Frame<'_> {
         }
         page.raw("<title>").text(title).raw("</title><style>").raw(STYLE).raw("</style></head>\n<body>");
         page.raw("<nav aria-label=Pages>");
-        page.link(&self.link(&["fleet"], &[]), "Fleet").link(&self.nodes(&[]), "Nodes");
+        page.link(&self.link(&["fleet"], &[]), "Fleet").raw(" ");
+        page.link(&self.nodes(&[]), "Nodes").raw(" ");
         let other = Frame { still: !self.still, ..self.clone() };
         page.link(&other.link(here.0, here.1), if self.still { "Refresh every 15 s" } else { "Hold still" });
         page.raw("</nav>\n<main><h1>").text(title).raw("</h1>\n");
@@ -102,7 +103,7 @@ pub(super) fn heading(page: &mut Html, title: &'static str) {
 
 /// The command that gives the same numbers.
 pub(super) fn same_by_kubectl(page: &mut Html, line: &str) {
-    page.raw("<details><summary>kubectl</summary>").command(line).raw("</details>\n");
+    page.raw("<details><summary>kubectl</summary> ").command(line).raw("</details>\n");
 }
 
 /// A number of things that a table leaves out.

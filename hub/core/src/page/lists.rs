@@ -102,7 +102,7 @@ pub fn list(frame: &Frame<'_>, listed: &Listed) -> String {
         }
         page.raw("</tbody></table>\n<nav aria-label=List>");
         if !listed.is_first {
-            page.link(&frame.nodes(&all), "From the first");
+            page.link(&frame.nodes(&all), "From the first").raw(" ");
         }
         if let Some(next) = &listed.next {
             let mut further = all.clone();

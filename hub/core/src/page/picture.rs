@@ -12,7 +12,7 @@ const HEIGHT: usize = 18;
 pub(super) fn picture(page: &mut Html, cells: &[Levels; CELLS]) {
     page.raw("<div class=day role=img aria-label=").value(words(cells)).raw(">\n");
     for (track, name) in TRACKS.iter().enumerate() {
-        page.raw("<span>").show(name).raw("</span><svg preserveAspectRatio=none viewBox=");
+        page.raw("<span>").show(name).raw("</span> <svg preserveAspectRatio=none viewBox=");
         page.value(format!("0 0 {CELLS} {HEIGHT}")).raw(">");
         for (from, to, level) in runs(cells, track) {
             // a bad state is higher, too: not everybody sees colours
@@ -25,7 +25,7 @@ pub(super) fn picture(page: &mut Html, cells: &[Levels; CELLS]) {
         }
         page.raw("</svg>\n");
     }
-    page.raw("<span></span><p class=\"line m\"><span>24 h ago</span><span>18 h</span><span>12 h</span><span>6 h</span><span>now</span></p></div>\n");
+    page.raw("<span></span><p class=\"line m\"><span>24 h ago</span> <span>12 h</span> <span>now</span></p></div>\n");
     page.raw("<details><summary>in words</summary><p>").cut(&words(cells), 600);
     page.raw(". Unknown: the hub did not run, or the node was silent. The picture shows it flat and grey, good low, undecided higher, bad highest.</p></details>\n");
 }
