@@ -257,6 +257,9 @@ fn warnings(new: &Value, old: Option<&Value>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::schema::{self, Shape};
     use super::*;
 
     fn rollout(change: impl FnOnce(&mut Value)) -> Value {
@@ -331,6 +334,35 @@ mod tests {
                 "spec.strategy.batches[1]: Required value: a batch needs a selector, a limit, or both",
             ],
         );
+    }
+
+    /// The properties in the manifest, and those of the type.
+    fn compare(name: &str, manifest: &Value) {
+        let of = schema::find(name).unwrap();
+        let fields: BTreeSet<&str> = of.fields.iter().map(|field| field.name).collect();
+        let properties: BTreeSet<&str> = entries(manifest, "properties").map(|(key, _)| key).collect();
+        assert_eq!(properties, fields, "{name}");
+        for field in &of.fields {
+            let below = &manifest["properties"][field.name];
+            match &field.shape {
+                Shape::Message(name) if name.starts_with("fleet/") => compare(name, below),
+                Shape::List(item) => match &**item {
+                    Shape::Message(name) if name.starts_with("fleet/") => compare(name, &below["items"]),
+                    _ => {}
+                },
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn manifest_for_other_servers_has_the_same_fields() {
+        let text = include_str!("../../../../docs/kubernetes/config-rollouts.yaml");
+        let mut parts = text.split("\n---\n");
+        let definition = parts.find(|part| part.contains("kind: CustomResourceDefinition")).unwrap();
+        let definition = crate::yaml::parse(definition.as_bytes()).unwrap();
+        assert_eq!(definition["spec"]["names"]["plural"], CONFIG_ROLLOUT.plural);
+        compare(CONFIG_ROLLOUT.type_name, &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]);
     }
 
     #[test]
