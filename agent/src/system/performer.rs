@@ -26,16 +26,17 @@ use kedge_core::slot::admission::{self, Facts, MANIFEST, Plan};
 use kedge_core::slot::keys::{Proposed, Trust, propose};
 use kedge_core::slot::list::{self, Step};
 use kedge_core::slot::manifest::{self, FILES, MANIFEST_BYTES, Manifest, PROGRAM, Terms};
-use kedge_core::slot::{CommandLine, demands};
+use kedge_core::slot::{CommandLine, Work, Works, demands};
 use kedge_core::system::starter::{Chosen, RECORD, RECORD_BYTES, Record};
 use kedge_core::system::{By, Entry, Failure, Kind, Slot, Slots, SystemEvent, SystemOrder};
 use kedge_core::{Digest, Event};
-use kedge_platform::linux::slots::{EFI, LinuxSlots, lock};
+use kedge_platform::linux::slots::{EFI, LinuxSlots, SlotsLock, lock};
 use kedge_platform::linux::{self, FileSystemUse, Roots, file_system_use};
+use kedge_platform::slots::Slots as BootList;
 use kedge_platform::{Files, ReadError};
 use std::cell::Cell;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -326,17 +327,9 @@ impl Machine {
             install(&self.versions(), &chosen, &mut Content::new(fetcher, manifest))?;
             return self.change(|record| record.hold(&chosen));
         };
-        let _lock = lock(Path::new(LOCK), false).map_err(|error| format!("cannot lock {LOCK}: {error}"))?;
+        let _lock = locked_slots()?;
         let block = fs::read(pieces.join(MANIFEST)).map_err(|error| error.to_string())?;
-        let slots = self.boot_list();
-        update::make_ready(&slots, plan.running).map_err(|error| error.to_string())?;
-        let mut steps = vec![Step::Drop(self.failed(plan.other))];
-        steps.extend(plan.write(&block));
-        steps::perform(&slots, &steps, &mut Content::new(fetcher, manifest))
-    }
-
-    fn failed(&self, slot: &str) -> String {
-        format!("kedge/{slot}/{FAILED}")
+        write_slot(&self.boot_list(), &plan, &block, &mut Content::new(fetcher, manifest))
     }
 
     fn arm(&self, digest: Digest, by: By, config: Option<Digest>, contact: bool) -> Result<(), String> {
@@ -358,44 +351,20 @@ impl Machine {
         let manifest = judged.map_err(|failed| match failed {
             Failed::Again(why) | Failed::Refused(_, why) => why,
         })?;
-        let plan = admission::admit(&facts, &manifest)?;
-        let _lock = lock(Path::new(LOCK), false).map_err(|error| format!("cannot lock {LOCK}: {error}"))?;
-        let slots = self.boot_list();
-        update::make_ready(&slots, plan.running).map_err(|error| error.to_string())?;
         let mut works = inspect(&self.roots, status(&self.places).as_ref());
         if contact {
-            works.insert(kedge_core::slot::Work::Contact);
+            works.insert(Work::Contact);
         }
-        let mut notes = config.map(|config| format!(" kedge.config={config}")).unwrap_or_default();
-        notes.push_str(match by {
-            By::Config => "",
-            By::Hand => " kedge.by=hand",
-            By::Revert => " kedge.by=revert",
-        });
-        let mut steps = self.leave(&facts, other);
-        steps.extend(plan.try_it(&demands(works), &notes));
-        steps::perform(&slots, &steps, &mut io::empty())
-    }
-
-    /// Takes a slot from the boot loader's list.
-    fn leave(&self, facts: &Facts, slot: &str) -> Vec<Step> {
-        let names = list::of(&facts.entries, slot).into_iter().map(|(name, _)| name.clone());
-        let begin = [Step::Settle, Step::Drop(self.failed(slot))];
-        begin.into_iter().chain(names.map(Step::Remove)).chain([Step::Settle]).collect()
+        let _lock = locked_slots()?;
+        arm_slot(&self.boot_list(), &facts, &manifest, works, &notes(by, config))
     }
 
     fn disarm(&self) -> Result<(), String> {
         if !self.is_image {
             return self.change(Record::disarm);
         }
-        let facts = self.facts();
-        let running = CommandLine::parse(&facts.command_line).slot.ok_or("no slot runs")?;
-        if !facts.is_good(running) {
-            return Err(format!("slot {running} is on trial, and the other one is its fallback"));
-        }
-        let other = if running == "a" { "b" } else { "a" };
-        let _lock = lock(Path::new(LOCK), false).map_err(|error| format!("cannot lock {LOCK}: {error}"))?;
-        steps::perform(&self.boot_list(), &self.leave(&facts, other), &mut io::empty())
+        let _lock = locked_slots()?;
+        disarm_slot(&self.boot_list(), &self.facts())
     }
 
     fn raise_floor(&self) -> Result<(), String> {
@@ -475,6 +444,67 @@ fn processor() -> &'static str {
         "arm" => "armv7",
         other => other,
     }
+}
+
+fn locked_slots() -> Result<SlotsLock, String> {
+    lock(Path::new(LOCK), false).map_err(|error| format!("cannot lock {LOCK}: {error}"))
+}
+
+fn failed(slot: &str) -> Step {
+    Step::Drop(format!("kedge/{slot}/{FAILED}"))
+}
+
+fn write_slot<S: BootList>(
+    slots: &S,
+    plan: &Plan,
+    block: &[u8],
+    content: &mut impl Read,
+) -> Result<(), String> {
+    update::make_ready(slots, plan.running).map_err(|error| error.to_string())?;
+    let mut steps = vec![failed(plan.other)];
+    steps.extend(plan.write(block));
+    steps::perform(slots, &steps, content)
+}
+
+/// More words of an entry: who wanted it.
+fn notes(by: By, config: Option<Digest>) -> String {
+    let config = config.map(|config| format!(" kedge.config={config}")).unwrap_or_default();
+    let by = match by {
+        By::Config => "",
+        By::Hand => " kedge.by=hand",
+        By::Revert => " kedge.by=revert",
+    };
+    config + by
+}
+
+fn arm_slot<S: BootList>(
+    slots: &S,
+    facts: &Facts,
+    manifest: &Manifest,
+    works: Works,
+    notes: &str,
+) -> Result<(), String> {
+    let plan = admission::admit(facts, manifest)?;
+    update::make_ready(slots, plan.running).map_err(|error| error.to_string())?;
+    let mut steps = leave(facts, plan.other);
+    steps.extend(plan.try_it(&demands(works), notes));
+    steps::perform(slots, &steps, &mut io::empty())
+}
+
+/// Takes a slot from the boot loader's list.
+fn leave(facts: &Facts, slot: &str) -> Vec<Step> {
+    let names = list::of(&facts.entries, slot).into_iter().map(|(name, _)| name.clone());
+    let begin = [Step::Settle, failed(slot)];
+    begin.into_iter().chain(names.map(Step::Remove)).chain([Step::Settle]).collect()
+}
+
+fn disarm_slot<S: BootList>(slots: &S, facts: &Facts) -> Result<(), String> {
+    let running = CommandLine::parse(&facts.command_line).slot.ok_or("no slot runs")?;
+    if !facts.is_good(running) {
+        return Err(format!("slot {running} is on trial, and the other one is its fallback"));
+    }
+    let other = if running == "a" { "b" } else { "a" };
+    steps::perform(slots, &leave(facts, other), &mut io::empty())
 }
 
 fn block_of(efi: &Path, slot: &str) -> Option<Vec<u8>> {
@@ -585,7 +615,10 @@ fn agent_slots(record: &Record, chosen: Option<&str>) -> Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_core::slot::keys::Trust;
     use kedge_core::system::starter::Reason;
+    use kedge_platform::fake::{FakeDisk, FakeSlots};
+    use kedge_platform::slots::LIST;
 
     /// A slot's manifest, with files of these sizes.
     fn block(version: &str) -> Vec<u8> {
@@ -705,5 +738,105 @@ mod tests {
         assert_eq!(check(&record, Some(&used), Some(&tried), failed, false), None);
         record.fail(&tried, Reason::Damaged);
         check(&record, Some(&used), None, Entry::Absent, false);
+    }
+
+    /// A machine whose slot a runs, and slot b is an older good one whose last trial failed.
+    fn machine() -> FakeSlots {
+        let disk = FakeDisk::new();
+        for slot in ["a", "b"] {
+            disk.put(format!("kedge/{slot}/vmlinuz"), b"old");
+            disk.put(format!("kedge/{slot}/initrd"), b"old");
+            let text = format!(
+                "title {slot}\nversion 7\noptions root=PARTLABEL=root-{slot} quiet kedge.slot=good\n"
+            );
+            disk.put(Path::new(LIST).join(format!("kedge-{slot}+5.conf")), text.as_bytes());
+        }
+        disk.put("kedge/b/failed", b"why");
+        disk.put("dev/vda3", b"old root");
+        FakeSlots::new(&disk)
+    }
+
+    fn facts_of(slots: &FakeSlots, is_counted: bool) -> Facts {
+        let files = ["a/vmlinuz", "a/initrd", "b/vmlinuz", "b/initrd"];
+        Facts {
+            command_line: "root=PARTLABEL=root-a quiet".to_owned(),
+            has_variables: true,
+            is_counted,
+            entries: slots.entries().unwrap(),
+            files: files.map(|name| (name.to_owned(), 3)).into(),
+            free_bytes: 1 << 20,
+            roots: [("root-b".to_owned(), ("/dev/vda3".to_owned(), 1 << 20))].into(),
+            is_own_efi: true,
+            board: "toaster".to_owned(),
+            version: "1".to_owned(),
+        }
+    }
+
+    /// An update's manifest, its block, and its content.
+    fn update() -> (Manifest, Vec<u8>, Vec<u8>) {
+        let members = [("vmlinuz", &b"kernel"[..]), ("initrd", b"initramfs"), ("root", b"a root")];
+        let mut text = "kedge-update 2\nboard toaster\nversion 2\noptions quiet\n".to_owned();
+        for (key, content) in members {
+            text.push_str(&format!("{key} {} {}\n", content.len(), Digest::of(content)));
+        }
+        let mut block = text.into_bytes();
+        block.resize(MANIFEST_BYTES, b'\n');
+        let (allows_older, below_floor) = (false, false);
+        let terms =
+            Terms { board: "toaster", running: "1", trust: &Trust::Unsigned, allows_older, below_floor };
+        let manifest = manifest::verify(&block, None, &terms, &check).unwrap();
+        (manifest, block, members.map(|(_, content)| content).concat())
+    }
+
+    fn list_of(slots: &FakeSlots) -> String {
+        slots.entries().unwrap().into_keys().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn wanted_slot_is_written_armed_and_disarmed() {
+        let slots = machine();
+        let (manifest, block, content) = update();
+        let plan = admission::admit(&facts_of(&slots, true), &manifest).unwrap();
+        write_slot(&slots, &plan, &block, &mut &content[..]).unwrap();
+        assert_eq!(list_of(&slots), "kedge-a.conf", "it is not in the list before it is armed");
+        assert!(slots.disk.holds("dev/vda3", b"a root") && slots.disk.holds("kedge/b/manifest", &block));
+        assert!(slots.disk.content("kedge/b/failed").is_none(), "that was another system's");
+        let config = Digest::of(b"payload");
+        let contact = Works::from_iter([Work::Contact]);
+        arm_slot(&slots, &facts_of(&slots, false), &manifest, contact, &notes(By::Config, Some(config)))
+            .unwrap();
+        assert_eq!(list_of(&slots), "kedge-a.conf kedge-b+3.conf");
+        let text = slots.entries().unwrap().remove("kedge-b+3.conf").unwrap();
+        let words = format!(
+            "root=PARTLABEL=root-b quiet kedge.demands=state,contact kedge.update={} kedge.config={config}\n",
+            manifest.digest
+        );
+        assert!(text.ends_with(&words), "{text}, expected {words}");
+        disarm_slot(&slots, &facts_of(&slots, false)).unwrap();
+        assert_eq!(list_of(&slots), "kedge-a.conf");
+        assert!(slots.disk.holds("dev/vda3", b"a root"), "the slot itself stays");
+    }
+
+    #[test]
+    fn way_back_takes_the_place_of_the_good_entry() {
+        let slots = machine();
+        let (manifest, ..) = update();
+        let facts = facts_of(&slots, true);
+        arm_slot(&slots, &facts, &manifest, Works::new(), &notes(By::Revert, None)).unwrap();
+        assert_eq!(list_of(&slots), "kedge-a+5.conf kedge-b+3.conf");
+        let text = slots.entries().unwrap().remove("kedge-b+3.conf").unwrap();
+        assert!(text.contains(" kedge.by=revert\n") && text.contains("\nversion 8\n"), "{text}");
+    }
+
+    #[test]
+    fn fallback_of_a_trial_stays_in_the_list() {
+        let slots = machine();
+        let mut facts = facts_of(&slots, true);
+        let text = "options root=PARTLABEL=root-a quiet\n".to_owned();
+        facts.entries.remove("kedge-a+5.conf");
+        facts.entries.insert("kedge-a+2-1.conf".to_owned(), text);
+        assert!(disarm_slot(&slots, &facts).unwrap_err().contains("on trial"));
+        assert!(arm_slot(&slots, &facts, &update().0, Works::new(), "").unwrap_err().contains("on trial"));
+        assert_eq!(list_of(&slots), "kedge-a+5.conf kedge-b+5.conf");
     }
 }
