@@ -76,7 +76,7 @@ fn harmful_revision_stops_at_the_canary() {
             .view()
             .look(|world| world.condition(node, "Ready").is_some_and(|(status, ..)| status == "True"))
     };
-    assert!(poll(PATIENCE, || NODES.iter().all(|node| is_ready(&node)).then_some(())).is_some());
+    assert!(poll(PATIENCE, || NODES.iter().all(|node| is_ready(node)).then_some(())).is_some());
     site.kubectl(&["create", "namespace", "kedge-fleet"]);
     site.kubectl(&["label", "nodes", "--all", "fleet.kedge.dev/group=shops"]);
     site.kubectl(&["label", "node", NODES[0], "fleet.kedge.dev/ring=canary"]);
