@@ -17,6 +17,8 @@ pub struct Credential {
     pub life: u64,
     /// Whether requests are approved.
     pub approves: bool,
+    /// By how many seconds the server's clock is ahead of the node's.
+    pub server_ahead: i64,
     /// The certificates, by the names of their requests; `None` while one waits.
     requests: BTreeMap<String, (String, Option<Certificate>)>,
     keys: u32,
@@ -34,6 +36,7 @@ impl Credential {
             order: None,
             life,
             approves: true,
+            server_ahead: 0,
             requests: BTreeMap::new(),
             // keys differ between nodes, and with them the moments of renewal
             keys: u32::try_from(seed % 1000).expect("below") * 1000,
@@ -42,13 +45,15 @@ impl Credential {
         }
     }
 
-    /// Whether the server refuses the node, at this time.
+    /// Whether the server refuses the node, at this time by the node's clock.
     pub fn is_refused(&self, wall: u64) -> bool {
+        let wall = wall.saturating_add_signed(self.server_ahead);
         self.files.current.as_ref().is_none_or(|current| current.not_after <= wall)
     }
 
-    /// Performs the pending order.
+    /// Performs the pending order, at this time by the node's clock.
     pub fn perform(&mut self, wall: u64, link: bool) -> Option<IdentityEvent> {
+        let wall = wall.saturating_add_signed(self.server_ahead);
         Some(match self.order.take()? {
             IdentityAction::Step(Step::Look) => IdentityEvent::Found(Box::new(self.files.clone())),
             IdentityAction::Step(Step::Prepare(key, by)) => {

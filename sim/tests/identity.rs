@@ -12,6 +12,7 @@ use std::time::Duration;
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: u64 = 86_400;
+const EIGHTEEN_MONTHS: Duration = Duration::from_secs(548 * DAY);
 /// A Lease is renewed each 10 s, and jitter.
 const LATE_SECS: u64 = 11;
 
@@ -148,4 +149,42 @@ fn board_whose_clock_stays_at_1970_renews_by_running_time() {
     }
     world.supervise_for(MINUTE);
     assert!(credential(&world.nodes[0]).installed >= 2);
+}
+
+/// Out of its store after a year and a half, with a certificate of a year.
+#[test]
+fn node_that_was_off_for_18_months_returns_by_itself() {
+    let mut world = fleet(1, 365 * DAY);
+    world.supervise_for(MINUTE);
+    world.nodes[0].power_cut();
+    world.advance(EIGHTEEN_MONTHS);
+    world.supervise_for(HOUR);
+    no_lease_is_late(&world);
+    assert_eq!((state(&world.nodes[0]), credential(&world.nodes[0]).installed), ("valid", 2));
+}
+
+/// Only one of both clocks has moved on: the server's, or the node's.
+#[test]
+fn clock_of_one_that_is_18_months_ahead_costs_no_contact() {
+    let ahead = i64::try_from(EIGHTEEN_MONTHS.as_secs()).expect("below");
+    for is_server in [true, false] {
+        let mut world = fleet(1, 365 * DAY);
+        world.supervise_for(MINUTE);
+        let node = &mut world.nodes[0];
+        let moved = node.credential.as_mut().expect("it has one");
+        moved.server_ahead = if is_server { ahead } else { -ahead };
+        if !is_server {
+            node.board.set_wall(node.board.wall_micros() + ahead * 1_000_000);
+        }
+        world.supervise_for(HOUR);
+        for _ in 0..24 {
+            world.supervise_for(HOUR);
+            no_lease_is_late(&world);
+        }
+        let node = &world.nodes[0];
+        // a server for which the certificate has ended gives the next one; a node whose own clock says so goes
+        // by the time that it has run
+        assert_eq!((state(node), credential(node).installed), ("valid", if is_server { 2 } else { 1 }));
+        assert_eq!(node.starts, 1);
+    }
 }
