@@ -7,8 +7,11 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
 
 use crate::babysitter::{Babysitter, Unit};
@@ -128,19 +131,60 @@ impl Hub {
 
     /// A kubeconfig for the node of this name, as an operator would make it.
     pub fn node_kubeconfig(&self, node: &str) -> Result<String, RigError> {
+        self.command(&["node-kubeconfig", node])
+    }
+
+    /// A bootstrap kubeconfig for the node of this name, as an operator would make it.
+    pub fn node_bootstrap(&self, node: &str) -> Result<String, RigError> {
+        self.command(&["node-bootstrap", node])
+    }
+
+    /// Runs a command of `kedge-hub` that must succeed; returns what it printed.
+    pub fn command(&self, words: &[&str]) -> Result<String, RigError> {
         let output = Command::new(&self.program)
-            .args(["node-kubeconfig", node, "--data-dir"])
+            .args(words)
+            .arg("--data-dir")
             .arg(&self.data_dir)
             .output()
             .map_err(RigError::io("run", &self.program))?;
         if !output.status.success() {
             return Err(RigError::Failed {
-                command: format!("kedge-hub node-kubeconfig {node}"),
+                command: format!("kedge-hub {}", words.join(" ")),
                 status: output.status.to_string(),
                 said: String::from_utf8_lossy(&output.stderr).into_owned(),
             });
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// A node's credential (certificate and key in one PEM) as it would be long after: the same key and the
+    /// same number, and it ended yesterday.
+    pub fn expired(&self, node: &str, credential: &str) -> Result<String, RigError> {
+        let bad = |problem: String| RigError::BadAnswer {
+            command: format!("make an expired certificate of {node}"),
+            problem,
+        };
+        let made = || -> Result<String, Box<dyn std::error::Error>> {
+            let der = CertificateDer::from_pem_slice(credential.as_bytes())?;
+            // the mark of a serial number, which has 20 bytes
+            let mark = der.windows(4).position(|bytes| bytes == b"kdgn").ok_or("it has no number")?;
+            let serial = der.get(mark..mark + 20).ok_or("its number is cut")?;
+            let mut params = CertificateParams::default();
+            params.serial_number = Some(serial.to_vec().into());
+            params.distinguished_name = DistinguishedName::new();
+            params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+            params.distinguished_name.push(DnType::CommonName, format!("system:node:{node}"));
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+            params.not_before = SystemTime::UNIX_EPOCH.into();
+            params.not_after = (SystemTime::now() - Duration::from_secs(86_400)).into();
+            let file = |name: &str| std::fs::read_to_string(self.data_dir.join(name));
+            let authority = KeyPair::from_pem(&file("pki/ca.pem")?)?;
+            let issuer = Issuer::from_ca_cert_pem(&file("ca.crt")?, authority)?;
+            let key = credential.find("-----BEGIN PRIVATE KEY-----").ok_or("it has no key")?;
+            let key = KeyPair::from_pem(credential.get(key..).unwrap_or_default())?;
+            Ok(params.signed_by(&key, &issuer)?.pem() + &key.serialize_pem())
+        };
+        made().map_err(|error| bad(error.to_string()))
     }
 
     /// What `kedge-hub rollout SET --watch` prints until it ends, and whether the update is complete then.

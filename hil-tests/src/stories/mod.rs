@@ -7,6 +7,7 @@ mod chance;
 mod config;
 mod cost;
 mod ends;
+mod join;
 mod platforms;
 mod pods;
 mod power;
@@ -312,6 +313,13 @@ pub(crate) const STORIES: &[Story] = &[
         false,
         Needs::Nothing,
         surroundings::state_displaced,
+    ),
+    story(
+        "join",
+        "a token on the EFI partition: joins, exchanges its certificate, and returns after its end, but not from an older disk by itself",
+        true,
+        Needs::Slots,
+        join::lives,
     ),
     story(
         "sticks",
