@@ -9,6 +9,7 @@ mod calls;
 mod cost;
 mod fleet;
 mod idle;
+mod joined;
 mod load;
 mod memory;
 mod nodes;
@@ -43,6 +44,7 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
   life    durable writes of a configuration, from adoption to promotion, and while its metadata is edited
   cost    instructions and allocations per renewal (under valgrind)
   idle    memory, threads, calls, bytes and writes of a settled node (N seconds, 600 by default, and 5 minutes more)
+  joined  a node that joined by a token beside one with a kubeconfig: bytes, writes, memory (twice N seconds)
   pods    containers: memory with 0, 1, 10 and 50, times from order to process, writes, a pull beside skopeo
           (as root; N seconds of --idle-secs)
   volumes pods with probes and volumes: memory, processor time of a probe, bytes on the wire, an edit of a
@@ -61,9 +63,9 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
 ";
 
 /// Every section, in the order of the table.
-const SECTIONS: [&str; 14] = [
-    "size", "start", "push", "life", "cost", "idle", "pods", "calls", "hub", "fleet", "nodes", "rollouts",
-    "rights", "updates",
+const SECTIONS: [&str; 15] = [
+    "size", "start", "push", "life", "cost", "idle", "joined", "pods", "calls", "hub", "fleet", "nodes",
+    "rollouts", "rights", "updates",
 ];
 
 /// A section that is measured only when its name is given.
@@ -175,6 +177,7 @@ fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, RigError> {
         "life" => push::writes(),
         "cost" => cost::measure(),
         "idle" => idle::measure(options.idle),
+        "joined" => joined::measure(options.idle),
         "pods" => pods::measure(options.idle),
         VOLUMES => pods::measure_volumes(options.idle),
         "calls" => calls::measure(),
