@@ -156,10 +156,13 @@ fn board_whose_clock_stays_at_1970_renews_by_running_time() {
 fn node_that_was_off_for_18_months_returns_by_itself() {
     let mut world = fleet(1, 365 * DAY);
     world.supervise_for(MINUTE);
+    let key = |world: &World| credential(&world.nodes[0]).files.current.as_ref().map(|own| own.key.clone());
+    let before = key(&world);
     world.nodes[0].power_cut();
     world.advance(EIGHTEEN_MONTHS);
-    world.supervise_for(HOUR);
+    world.supervise_for(5 * MINUTE);
     no_lease_is_late(&world);
+    assert_eq!(key(&world), before, "another key needs a person");
     assert_eq!((state(&world.nodes[0]), credential(&world.nodes[0]).installed), ("valid", 2));
 }
 

@@ -540,14 +540,20 @@ impl Actors {
 
     // ------------------------------------------------------------------------------------------ answers
 
-    fn heard(&mut self, answer: &Answer, turn: &mut Turn) {
+    fn heard(&mut self, key: RequestKey, answer: &Answer, turn: &mut Turn) {
         self.is_out |= matches!(answer, Answer::Failed(_));
-        if let Some(identity) = &mut self.identity {
-            match answer {
-                Answer::Accepted(_) => identity.heard(turn.now.mono, None),
-                Answer::Refused { status, .. } => identity.heard(turn.now.mono, Some(*status)),
-                Answer::Failed(_) => {}
-            }
+        // `/version` is for everybody, and a server without time judges nobody
+        let says_nothing = match answer {
+            Answer::Accepted(_) => key == RequestKey::Version,
+            Answer::Refused { status, .. } => *status == 429 || *status >= 500,
+            Answer::Failed(_) => true,
+        };
+        if let Some(identity) = self.identity.as_mut().filter(|_| !says_nothing) {
+            let status = match answer {
+                Answer::Refused { status, .. } => Some(*status),
+                _ => None,
+            };
+            identity.heard(turn.now.mono, status);
         }
         if answer.is_contact() {
             self.reached(turn);
@@ -571,7 +577,7 @@ impl Actors {
         if turn.outbox.is_answered_by_another_server(&RequestKey::Renew) {
             return;
         }
-        self.heard(answer, turn);
+        self.heard(RequestKey::Renew, answer, turn);
         if self.heartbeat.lease.is_claimed() && is_not_found(answer) {
             self.node.not_found(turn);
         }
@@ -597,7 +603,7 @@ impl Actors {
         if turn.outbox.is_answered_by_another_server(&key) {
             return;
         }
-        self.heard(answer, turn);
+        self.heard(key, answer, turn);
         if let RequestKey::Pods(slot) = key {
             turn.outbox.answered(turn.now, &key, answer, Verdict::Done, turn.jitter);
             if let Some(pods) = &mut self.pods {
