@@ -661,6 +661,19 @@ impl Node {
         true
     }
 
+    /// The server refuses the credential with which the Node is watched.
+    fn do_refused_watch(&mut self) -> bool {
+        let Some(process) = self.process.as_mut() else { return false };
+        if process.node_watch.take().is_none() {
+            return false;
+        }
+        let failure = Some((WatchFailure::Unreachable, "Unauthorized".to_owned()));
+        let end = WatchEnd { failure, is_refused: true, ..WatchEnd::default() };
+        let round = process.node_round;
+        self.handle(Event::WatchEnded { watched: Watched::Node, round, end });
+        true
+    }
+
     /// The watch of the Node shows its list or its next change, if there is one.
     pub fn do_watch_node(&mut self, hub: &mut Hub) -> bool {
         self.watch_node(hub).is_some()
@@ -796,6 +809,7 @@ impl Node {
             false => Some(Answer::Failed("connection refused".into())),
             true => is_refused.then(unauthorized),
         };
+        let is_refused = link && is_refused;
         let link = link && !is_refused;
         self.do_step()
             || self.do_leaving()
@@ -805,6 +819,7 @@ impl Node {
             || self.do_pods()
             || self.do_request(hub, down())
             || self.do_renewal(hub, down())
+            || (is_refused && self.do_refused_watch())
             || (link && (self.do_watch_node(hub) || self.do_watch_map(hub) || self.do_watch_pods(hub)))
     }
 

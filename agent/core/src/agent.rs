@@ -496,6 +496,10 @@ impl Actors {
     }
 
     fn watch_ended(&mut self, watched: Watched, round: u64, end: WatchEnd, turn: &mut Turn) {
+        // a node that begins with a credential that has ended sends nothing else
+        if let Some(identity) = self.identity.as_mut().filter(|_| end.is_refused) {
+            identity.heard(turn.now.mono, Some(401));
+        }
         let line = watched.stream();
         let Some(watching) = self.watching(watched) else { return };
         let report = watching.ended(turn.now, round, end, turn.jitter);

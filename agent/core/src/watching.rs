@@ -95,6 +95,8 @@ pub struct WatchEnd {
     pub resume: Option<String>,
     /// Why it failed, if the server did not end it in good order.
     pub failure: Option<(WatchFailure, String)>,
+    /// The server refuses our credentials (401).
+    pub is_refused: bool,
 }
 
 /// Why a list or a watch failed, by what happens next.

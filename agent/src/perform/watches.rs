@@ -279,7 +279,9 @@ impl Listener<'_> {
             }
             _ => WatchFailure::Unreachable,
         };
-        WatchEnd { resume, failure: Some((failure, with_advice(&error))), ..WatchEnd::default() }
+        let is_refused = error.status() == Some(401);
+        let failure = Some((failure, with_advice(&error)));
+        WatchEnd { resume, failure, is_refused, ..WatchEnd::default() }
     }
 
     /// The result of a list, and the version from which to watch. A held version is compared by its metadata
