@@ -92,7 +92,7 @@ pub enum Command {
     /// On a disk image: the keys that sign updates; or take this list of them.
     SlotKeys(Places, Option<String>),
     /// On a disk image: mark this boot as good.
-    SlotBless,
+    SlotBless(Places),
     /// On a disk image: the slots.
     SlotStatus,
     /// On a disk image: whether the disk with this name has the root partition.
@@ -388,7 +388,7 @@ impl Raw {
             }
             ["slot", "keys"] => Command::SlotKeys(self.places(), None),
             ["slot", "keys", file] => Command::SlotKeys(self.places(), Some((*file).to_owned())),
-            ["slot", "bless"] => Command::SlotBless,
+            ["slot", "bless"] => Command::SlotBless(self.places()),
             ["slot", "status"] => Command::SlotStatus,
             ["slot", "holds-root", disk] => Command::SlotHoldsRoot((*disk).to_owned()),
             ["slot", "holds-root"] => {

@@ -55,7 +55,7 @@ fn main() -> ExitCode {
         Command::Unpack(arguments) => apart(|| images::command::unpack(&arguments)),
         Command::SlotHealth(places) => apart(|| slot::health(&places)),
         Command::SlotUpdate(places, options) => apart(|| slot::update::update(&places, &options)),
-        Command::SlotBless => apart(slot::bless::bless),
+        Command::SlotBless(places) => apart(|| slot::bless::bless(&places)),
         Command::SlotKeys(places, None) => apart(|| slot::keys::show(&places)),
         Command::SlotKeys(places, Some(file)) => apart(|| slot::keys::take(&places, &file)),
         Command::SlotStatus => apart(slot::admission::status),

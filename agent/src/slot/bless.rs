@@ -7,7 +7,9 @@
 //! start, and then the counts decide. Leaves to others: when a boot is good (`health`), and what changes on
 //! the partition (`kedge_core::slot::list`).
 
+use super::keys::{self, Sources};
 use super::steps;
+use crate::options::Places;
 use crate::output::CommandError;
 use crate::slot::host::{LOCK, read, say};
 use kedge_core::slot::{CommandLine, list};
@@ -24,14 +26,28 @@ const CURES: [Option<Cure>; 3] = [None, Some(Cure::Remount), Some(Cure::Repair)]
 ///
 /// # Errors
 /// The slot did not get its tries back; the text says whether it will be started all the same.
-pub fn bless() -> Result<(), CommandError> {
+pub fn bless(places: &Places) -> Result<(), CommandError> {
     let roots = Roots::default();
     let line = CommandLine::parse(&read(&roots.proc.join("cmdline")));
     let slot = line.slot.ok_or_else(|| CommandError::new("the kernel's command line names no slot"))?;
     let failed = |error| CommandError::new(format_args!("cannot lock {LOCK}: {error}"));
     let _lock = lock(Path::new(LOCK), true).map_err(failed)?;
-    say(call_good(&LinuxSlots::new(&roots, EFI), slot)?);
+    let slots = LinuxSlots::new(&roots, EFI);
+    say(call_good(&slots, slot)?);
+    if line.was_good {
+        let sources = Sources::of_image(&roots, Path::new(EFI), &places.root_dir);
+        keep_list(&slots, &sources, &places.root_dir).unwrap_or_else(say);
+    }
     Ok(())
+}
+
+/// Keeps the list of keys of an image that was good before, so that it counts in the older one, too. An agent
+/// whose configuration names its system does that when it promotes it.
+fn keep_list<S: Slots>(slots: &S, sources: &Sources, root_dir: &Path) -> Result<(), String> {
+    match sources.not_kept()? {
+        Some(list) => keys::keep(Some(slots), root_dir, &list),
+        None => Ok(()),
+    }
 }
 
 fn call_good<S: Slots>(slots: &S, slot: &str) -> Result<String, CommandError> {

@@ -88,6 +88,12 @@ impl Sources {
         Ok(keys::in_force(read(&self.own)?, kept, &check))
     }
 
+    /// The list in force, if a place for kept lists lacks it.
+    pub(super) fn not_kept(&self) -> Result<Option<KeyList>, String> {
+        let list = self.list()?;
+        Ok(list.filter(|list| self.kept.iter().any(|file| read(file).ok().flatten().as_ref() != Some(list))))
+    }
+
     /// The list that an offered one has to follow. A damaged list is replaced by hand, and the image's counts
     /// then.
     fn before(&self) -> Result<Option<KeyList>, String> {
@@ -305,6 +311,20 @@ mod tests {
         check_trust(&[(IMAGE, &list(9, 8, &[8])), (EFI_COPY, &two)], "list 2");
         check_trust(&[(IMAGE, &one), (NEXT_COPY, &two)], "list 2");
         check_trust(&[(IMAGE, &one), (NEXT_COPY, b"")], "list 1");
+    }
+
+    #[test]
+    fn list_of_a_good_image_is_kept_once() {
+        let (one, two) = (list(1, 7, &[7]), list(2, 7, &[7]));
+        let kept = |files: &[(&str, &[u8])]| {
+            let (_scratch, sources) = device(files);
+            sources.not_kept().unwrap().map(|list| list.version)
+        };
+        assert_eq!(kept(&[(PEM, KEY.as_bytes())]), None);
+        assert_eq!(kept(&[(IMAGE, &one)]), Some(1));
+        assert_eq!(kept(&[(IMAGE, &one), (EFI_COPY, &one)]), Some(1));
+        assert_eq!(kept(&[(IMAGE, &two), (EFI_COPY, &one), (COPY, &one)]), Some(2));
+        assert_eq!(kept(&[(IMAGE, &one), (EFI_COPY, &two), (COPY, &two)]), None);
     }
 
     #[test]
