@@ -20,6 +20,7 @@ mod hub_body;
 mod hub_cost;
 mod hub_patch;
 mod hub_request;
+mod hub_rights;
 mod hub_selector;
 mod hub_store;
 mod images;
@@ -98,6 +99,7 @@ pub const TARGETS: &[Target] = &[
     hub_patch::TARGET,
     hub_selector::TARGET,
     hub_request::TARGET,
+    hub_rights::TARGET,
     hub_store::TARGET,
     call_answer::TARGET,
 ];

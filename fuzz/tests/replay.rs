@@ -73,6 +73,7 @@ replayed! {
     hub_patch_gives_an_object_or_a_reason: "hub_patch",
     hub_selector_selects_or_is_refused: "hub_selector",
     hub_request_gets_an_answer: "hub_request",
+    hub_rights_are_those_of_a_naive_evaluator: "hub_rights",
     hub_store_opens_or_is_refused: "hub_store",
     call_answer_is_whole_or_refused: "call_answer",
 }
