@@ -9,7 +9,6 @@
 mod assignment;
 mod authority;
 mod calls;
-mod config_rollouts;
 mod crash;
 mod identity;
 mod join;
