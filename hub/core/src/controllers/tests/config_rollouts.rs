@@ -571,13 +571,16 @@ fn source_that_is_gone_changes_nothing() {
 fn revisions_beyond_the_limit_go_unless_a_node_has_them() {
     let mut shops = settled(6, json!({"maxUnavailable": 6}));
     shops.edit(|rollout| rollout["spec"]["revisionHistoryLimit"] = 2.into());
+    // too short for a complete rollout
+    shops.push("good-2");
+    shops.steps(2);
     shops.silence("n05");
-    for number in 2..12 {
+    for number in 3..12 {
         shops.push(&format!("good-{number}"));
         shops.steps(4);
     }
-    // the source, the newest revision, one before it, and that of the node that is away
-    assert_eq!((shops.maps(), shops.with("good-1"), shops.with("good-11")), (4, 1, 5));
+    // the source, the newest revision, the complete one, and that of the node that is away
+    assert_eq!((shops.maps(), shops.with("good-2"), shops.with("good-11")), (4, 1, 5));
     // a storm of edits, each looked at
     for number in 0..50 {
         shops.push(&format!("good-storm-{number}"));
