@@ -41,8 +41,10 @@ _kedge() {
     " slot update"*) choices="--reboot --allow-older --again --root-dir --run-dir --help" ;;
     " slot keys"*) choices="--reboot --allow-older --again --root-dir --run-dir --help" ;;
     " slot") choices="status update keys --help" ;;
+    " system status"*) choices="--root-dir --run-dir --help" ;;
+    " system") choices="status --help" ;;
     " version"*) choices="--output --help" ;;
-    "") choices="agent join status doctor config pods logs exec attach images slot version help --help --version" ;;
+    "") choices="agent join status doctor config pods logs exec attach images slot system version help --help --version" ;;
     esac
     mapfile -t COMPREPLY < <(compgen -W "$choices" -- "$word")
 }

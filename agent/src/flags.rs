@@ -95,6 +95,8 @@ pub enum Command {
     SlotBless(Places),
     /// On a disk image: the slots.
     SlotStatus,
+    /// The system that is wanted, and the ones that failed here.
+    SystemStatus(Places),
     /// On a disk image: whether the disk with this name has the root partition.
     SlotHoldsRoot(String),
     /// On a disk image, before systemd: open the state partition.
@@ -347,7 +349,7 @@ impl Raw {
                     output,
                 )
             }
-            ["config" | "slot" | "state"] => Command::Help(help::page(&words)),
+            ["config" | "slot" | "state" | "system"] => Command::Help(help::page(&words)),
             ["pods"] => Command::Pods(self.places(), output),
             ["pods", "release"] => Command::PodsRelease(self.places(), None),
             ["pods", "release", pod] => Command::PodsRelease(self.places(), Some((*pod).to_owned())),
@@ -390,6 +392,7 @@ impl Raw {
             ["slot", "keys", file] => Command::SlotKeys(self.places(), Some((*file).to_owned())),
             ["slot", "bless"] => Command::SlotBless(self.places()),
             ["slot", "status"] => Command::SlotStatus,
+            ["system", "status"] => Command::SystemStatus(self.places()),
             ["slot", "holds-root", disk] => Command::SlotHoldsRoot((*disk).to_owned()),
             ["slot", "holds-root"] => {
                 return Err(UsageError("slot holds-root needs the name of a disk".into()));

@@ -10,7 +10,7 @@ use kedge_core::kubelet::schema::distance;
 pub(crate) type Page = &'static [&'static str];
 
 /// Commands by their first word, and the page of each.
-const PAGES: [(&str, Page); 23] = [
+const PAGES: [(&str, Page); 24] = [
     ("agent", &[AGENT]),
     ("join", &[JOIN, SERVICE, PLACES]),
     ("status", &[STATUS, PLACES, OUTPUT]),
@@ -22,6 +22,7 @@ const PAGES: [(&str, Page); 23] = [
     ("attach", &[ATTACH, SERVICE, PLACES]),
     ("images", &[IMAGES, SERVICE, PLACES]),
     ("slot", &[SLOT, PLACES]),
+    ("system", &[SYSTEM, PLACES]),
     ("version", &[VERSION, OUTPUT]),
     ("internals", &[INTERNALS]),
     ("record-exit", &[RECORD_EXIT, PLACES]),
@@ -81,6 +82,7 @@ Usage: kedge COMMAND [FLAGS]        kedge COMMAND --help: what it does, and its 
                      of a container, as kubectl has them, without any server
   images             list, pull, import and remove the images of this node
   slot               on a disk image: show the slots, write an update
+  system             how far an update that the configuration wants has come
   version            print the version
   help internals     the commands that units, hooks and the agent itself run
 ";
@@ -161,6 +163,12 @@ On a disk image only.
     --allow-older    take an older version than the one that runs
     --again          take an update that failed here before, or while a configuration brings another
   keys [FILE]        the keys that sign updates; with a file (-: standard input), take this list of keys
+";
+
+const SYSTEM: &str = "\
+Usage: kedge system status [FLAGS]
+
+  status             the system that the configuration wants, how far its update has come, and the systems that failed here
 ";
 
 const VERSION: &str = "\
@@ -317,7 +325,7 @@ mod tests {
     fn every_command_has_its_own_page() {
         for name in [
             "agent", "join", "status", "doctor", "config", "pods", "logs", "exec", "attach", "images",
-            "slot", "version",
+            "slot", "system", "version",
         ] {
             let own = page(&[name]).concat();
             assert!(own.starts_with(&format!("Usage: kedge {name}")), "{name}: {own}");

@@ -59,6 +59,7 @@ fn main() -> ExitCode {
         Command::SlotKeys(places, None) => apart(|| slot::keys::show(&places)),
         Command::SlotKeys(places, Some(file)) => apart(|| slot::keys::take(&places, &file)),
         Command::SlotStatus => apart(slot::admission::status),
+        Command::SystemStatus(places) => apart(|| slot::wanted::status(&places)),
         Command::SlotHoldsRoot(disk) => apart(|| slot::holds_root(&disk)),
         Command::StateOpen => apart(state::open),
         Command::Provision => {

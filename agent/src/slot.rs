@@ -15,6 +15,7 @@ mod life;
 pub(crate) mod signature;
 pub(crate) mod steps;
 pub mod update;
+pub mod wanted;
 
 use crate::options::Places;
 use crate::output;

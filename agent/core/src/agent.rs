@@ -833,6 +833,7 @@ impl Actors {
             registered: self.node.node().is_some(),
             server_is_hub: self.is_hub,
             decommission: self.decommissioning.condition().map(|(_, _, message)| message),
+            system: self.system.report(&self.config.configuration),
             another_machine: self.heartbeat.rival.report(now.mono),
         }
     }

@@ -41,6 +41,9 @@ pub struct Report {
     pub server_is_hub: Option<bool>,
     /// How far the decommissioning of this node has come; null without one.
     pub decommission: Option<String>,
+    /// `SystemOK`; absent on a machine whose system was never wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<ConditionReport>,
     /// Another machine that reports as this node; null without one.
     pub another_machine: Option<AnotherMachine>,
 }

@@ -63,7 +63,9 @@ fn status_and_reason(view: &View) -> (&'static str, String) {
         (None, Some(obstacle)) => {
             let uid = assigned_uid(view);
             let (status, mut reason) = obstacle_reason(obstacle, "current", &uid);
-            if let (Obstacle::WaitsForSystem { .. }, Some(progress)) = (obstacle, view.system) {
+            if let (Obstacle::WaitsForSystem { version }, Some(progress)) = (obstacle, view.system)
+                && !version.is_empty()
+            {
                 reason = format!("{reason} ({progress})");
             }
             for (rank, uid, fallback) in view.standing.passed_over() {

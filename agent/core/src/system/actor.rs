@@ -13,6 +13,7 @@ use crate::config::running::{Configuration, Notice};
 use crate::config::system::Systems;
 use crate::event::Action;
 use crate::kubelet::Config;
+use crate::report::ConditionReport;
 use crate::turn::Turn;
 use kedge_api::MaintenanceWindows;
 use std::time::Duration;
@@ -342,6 +343,12 @@ impl SystemActor {
     fn progress(&self, config: &Configuration) -> Option<String> {
         let (_, _, message) = self.system_ok(config)?;
         Some(message)
+    }
+
+    /// The same for `kedge status`.
+    pub(crate) fn report(&self, config: &Configuration) -> Option<ConditionReport> {
+        let (status, reason, message) = self.system_ok(config)?;
+        Some(ConditionReport { status, reason: reason.to_owned(), message })
     }
 
     /// `SystemOK`; `None` on a machine without slots, and where nothing was ever wanted.
