@@ -1,6 +1,6 @@
 //! The node's own credential: a join by a bootstrap token through kills, and a renewal while the node works.
 //!
-//! A person approves each request here, whatever the hub approves by itself.
+//! In the first tests a person approves each request, whatever the hub approves by itself.
 
 use std::process::Command;
 use std::time::Duration;
@@ -118,4 +118,36 @@ fn certificate_is_exchanged_while_the_node_works() {
     let kubeconfig = setup.cluster.hub().node_kubeconfig(NODE).unwrap();
     setup.agent().replace_kubeconfig(&kubeconfig).unwrap();
     setup.shows("the Lease", |world| world.renewal_count(NODE) > 0);
+}
+
+/// As after years in a store: it begins with a certificate that has ended, and its token is gone.
+#[test]
+fn node_with_an_ended_certificate_returns_by_itself() {
+    let mut setup = with_a_token("ended");
+    setup.agent_mut().start().unwrap();
+    setup.shows("a Node with a Lease", |world| world.renewal_count(NODE) > 0);
+    let first = poll(PATIENCE, || is_valid(&setup)).expect("it joined");
+    setup.agent_mut().cut();
+    let pki = setup.agent().root_dir().join("pki");
+    let credential = std::fs::read_to_string(pki.join("current")).unwrap();
+    let ended = setup.cluster.hub().expired(NODE, &credential).unwrap();
+    let file = setup.cluster.scratch().write("ended", &ended);
+    let digest = Command::new("sha256sum").arg(&file).output().unwrap().stdout;
+    let digest = String::from_utf8(digest).unwrap();
+    let digest = digest.split(' ').next().unwrap();
+    std::fs::write(pki.join("current"), format!("# sha256 {digest}\n{ended}")).unwrap();
+    for name in own_files(&setup).iter().filter(|name| name.starts_with("node-")) {
+        std::fs::remove_file(pki.join(name)).unwrap();
+    }
+    std::fs::remove_file(setup.cluster.scratch().join("bootstrap-kubeconfig")).unwrap();
+    setup.agent_mut().start().unwrap();
+    let next = poll(PATIENCE, || is_valid(&setup).filter(|next| next["number"] != first["number"]));
+    assert!(next.is_some(), "{}", setup.agent().log_text());
+    let list = setup.cluster.kubectl().json(&["get", "csr"]).unwrap();
+    let reasons = list["items"].as_array().unwrap().iter();
+    let mut reasons: Vec<_> =
+        reasons.map(|one| one["status"]["conditions"][0]["reason"].as_str().unwrap_or_default()).collect();
+    reasons.sort_unstable();
+    assert_eq!(reasons, ["Joins", "ReturnedAfter"], "no person is asked");
+    setup.shows("a Lease", |world| world.renewal_count(NODE) > 0);
 }
