@@ -26,7 +26,8 @@ pub const OWN_LABEL_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kuberne
 const RESERVED_DOMAINS: [&str; 3] = ["kubernetes.io", "k8s.io", "fleet.kedge.dev"];
 
 /// Whether a node may set this label on itself: not `node-role.kubernetes.io/...`,
-/// `node-restriction.kubernetes.io/...` or `fleet.kedge.dev/...`, because administrators choose nodes by these.
+/// `node-restriction.kubernetes.io/...` or `fleet.kedge.dev/...`, because administrators choose nodes by
+/// these.
 #[must_use]
 pub fn may_node_set(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);

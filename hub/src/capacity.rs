@@ -1,9 +1,9 @@
 //! How much load the hub accepts: its limits, computed from the memory, file descriptors and processors that
 //! it may use.
 //!
-//! Always holds: the limits follow from three numbers by one rule ([`Capacity::of`]), which docs/reference/limits.md
-//! explains; all limits used up at once still fit into the memory. Left to others: which caller gets which
-//! share (`server::limits`).
+//! Always holds: the limits follow from three numbers by one rule ([`Capacity::of`]), which
+//! docs/reference/limits.md explains; all limits used up at once still fit into the memory. Left to others:
+//! which caller gets which share (`server::limits`).
 
 use std::fmt;
 use std::fs;

@@ -185,8 +185,8 @@ fn clock_of_one_that_is_18_months_ahead_costs_no_contact() {
             no_lease_is_late(&world);
         }
         let node = &world.nodes[0];
-        // a server for which the certificate has ended gives the next one; a node whose own clock says so goes
-        // by the time that it has run
+        // a server for which the certificate has ended gives the next one; a node whose own clock says so
+        // goes by the time that it has run
         assert_eq!((state(node), credential(node).installed), ("valid", if is_server { 2 } else { 1 }));
         assert_eq!(node.starts, 1);
     }

@@ -5,8 +5,8 @@
 //! check does not count against the slot; a demand that this version does not know condemns nothing. A slot
 //! that was good before only needs to be readable: systemd and the agent deal with restarts, and a bad
 //! configuration must not bring back an older image. Leaves to others: updates (`manifest`, `keys`,
-//! `admission`, `chunks`, `list`); reading the facts (`agent/src/slot.rs`); counting tries, and the reset (the
-//! boot loader, systemd).
+//! `admission`, `chunks`, `list`); reading the facts (`agent/src/slot.rs`); counting tries, and the reset
+//! (the boot loader, systemd).
 
 pub mod admission;
 pub mod chunks;

@@ -2,8 +2,8 @@
 //! an artifact in a registry.
 //!
 //! Always holds: the connections, limits, authorities, mirrors and credentials are those of images. The blobs
-//! are asked for by the digests that the verified manifest names, so the artifact's own manifest is not needed.
-//! Leaves to others: which parts, and whether they are the right ones (`crate::system::fetch`).
+//! are asked for by the digests that the verified manifest names, so the artifact's own manifest is not
+//! needed. Leaves to others: which parts, and whether they are the right ones (`crate::system::fetch`).
 
 use super::error::{PullError, Sort};
 use super::registry::{Network, Registry};
@@ -97,8 +97,8 @@ impl Remote<'_> {
         self.url.is_some()
     }
 
-    /// The bytes from `from` to `to`, which is included, of the file, or of the blob with this digest. `None`:
-    /// the server answers with others.
+    /// The bytes from `from` to `to`, which is included, of the file, or of the blob with this digest.
+    /// `None`: the server answers with others.
     pub(crate) fn open(&mut self, digest: &str, from: u64, to: u64) -> Result<Option<Stream>, PullError> {
         let name = self.url.clone().unwrap_or_else(|| format!("sha256:{digest}"));
         let found = self.registry.part(&name, from, to)?;

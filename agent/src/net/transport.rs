@@ -304,8 +304,8 @@ impl From<DialError> for ureq::Error {
     }
 }
 
-/// rustls's error in words. The reasons that it has from webpki are wrapped, and the release program's derived Debug,
-/// by which rustls shows them, leaves out what is wrapped.
+/// rustls's error in words. The reasons that it has from webpki are wrapped, and the release program's
+/// derived Debug, by which rustls shows them, leaves out what is wrapped.
 pub(crate) fn tls_words(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InvalidCertificate(rustls::CertificateError::Other(reason)) => {
@@ -995,7 +995,8 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(10);
 
-    /// As `invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))` it would lose its end in a release.
+    /// As `invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))` it would lose its end in a
+    /// release.
     #[test]
     fn wrapped_reason_of_a_certificate_is_named() {
         let reason = rustls::OtherError(Arc::new(io::Error::other("CaUsedAsEndEntity")));

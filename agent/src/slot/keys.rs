@@ -25,8 +25,8 @@ use std::path::{Path, PathBuf};
 const NAME: &str = "keys";
 /// Below the agent's directory.
 const FOLDER: &str = "system";
-/// On the EFI partition, in this order: FAT may lose a name that is being replaced, and then the other has the
-/// list.
+/// On the EFI partition, in this order: FAT may lose a name that is being replaced, and then the other has
+/// the list.
 const ON_EFI: [&str; 2] = ["kedge/keys-next", "kedge/keys"];
 /// In the image's file `release`: it was built to take updates that nobody has signed.
 const UNSIGNED: &str = "UPDATES=allow-unsigned";

@@ -9,8 +9,8 @@ use kedge_platform::slots::{LIST, Slots};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Where an entry or another small file is written before it gets its name. A process that can create this file can write the
-/// partition.
+/// Where an entry or another small file is written before it gets its name. A process that can create this
+/// file can write the partition.
 pub(super) const NEW: &str = "kedge/entry.new";
 /// How much of an update is held in memory.
 const CHUNK: u64 = 1 << 20;

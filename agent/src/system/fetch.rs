@@ -1,14 +1,14 @@
 //! Brings the parts of an update here: first the manifest, then the index, then what neither the running slot
 //! nor an earlier try has.
 //!
-//! Always holds: nothing is used before its digest was right; of a root with an index each chunk is checked as
-//! it arrives, and a right one is never fetched again, also after a power cut; the bytes that are read of any
-//! answer, the time between two of them, and the time for all are bounded. A server without ranges sends its
-//! whole file, from which the missing parts are picked. Memory is that of two indexes and one chunk.
+//! Always holds: nothing is used before its digest was right; of a root with an index each chunk is checked
+//! as it arrives, and a right one is never fetched again, also after a power cut; the bytes that are read of
+//! any answer, the time between two of them, and the time for all are bounded. A server without ranges sends
+//! its whole file, from which the missing parts are picked. Memory is that of two indexes and one chunk.
 //!
 //! On the disk, in a directory by the manifest's digest: `manifest`, `index`, `vmlinuz`, `initrd`, `program`
-//! (each grows to its size), and `root`, a file with holes in which each chunk has its place. No list of whole
-//! chunks is kept: a start reads them and compares, so no order of writes matters.
+//! (each grows to its size), and `root`, a file with holes in which each chunk has its place. No list of
+//! whole chunks is kept: a start reads them and compares, so no order of writes matters.
 //!
 //! Leaves to others: whether the update is taken (`judge`), when to fetch, and writing the slot (`content`).
 

@@ -3,8 +3,8 @@
 //!
 //! Always holds: nothing happens without a record of a choice; a start of a program on trial is on the disk
 //! before it begins, or does not happen; a program is started only with the very content that was installed.
-//! Whatever fails, an older program or the packaged one runs, also where the disk does not answer. The command
-//! line is not parsed, because a flag may be one that only the chosen program knows.
+//! Whatever fails, an older program or the packaged one runs, also where the disk does not answer. The
+//! command line is not parsed, because a flag may be one that only the chosen program knows.
 //!
 //! Leaves to others: which program (`kedge_core::system::starter`), and its installation.
 

@@ -123,8 +123,8 @@ fn isolated_in(name: &str, more: &[&str], missing: Option<String>, test: impl Fn
     text.lines()
         .filter_map(|line| line.split_once("measured: "))
         .for_each(|(_, line)| print_past_test_runner(line));
-    // A CI run's last lines show the first line of a failure alone, so the reason comes first. The rest is indented, or
-    // a failure would be counted twice.
+    // A CI run's last lines show the first line of a failure alone, so the reason comes first. The rest is
+    // indented, or a failure would be counted twice.
     let mut lines = text.lines().skip_while(|line| !line.contains(" panicked at "));
     let reason = [lines.next(), lines.next()].map(Option::unwrap_or_default).join(" ");
     let shown = text.replace('\n', "\n    ");

@@ -18,11 +18,11 @@ const MIB: u64 = 1024 * 1024;
 /// The groups of actors that the logs keep apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Changes that administrators made or tried to make, and those that other people made; certificates and tokens that the hub signed, and
-    /// commands run on this machine.
+    /// Changes that administrators made or tried to make, and those that other people made; certificates and
+    /// tokens that the hub signed, and commands run on this machine.
     Administration,
-    /// Reads by administrators and other people that are audited: a program that reads often must not push out the changes of
-    /// people.
+    /// Reads by administrators and other people that are audited: a program that reads often must not push
+    /// out the changes of people.
     Reads,
     /// Successful requests of nodes and programs.
     Others,

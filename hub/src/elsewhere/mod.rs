@@ -1,10 +1,10 @@
 //! `kedge-hub controllers --kubeconfig FILE`: controllers of the hub beside another API server.
 //!
-//! Always holds: the decisions are those of the hub's controllers, from a mirror that list and watch keep; each
-//! write names the version that it was decided from, so a concurrent change is a conflict and a later step; an
-//! action that requires the rollout to be unchanged reads it first, so a pause counts at once. One process acts
-//! at a time: the holder of the Lease `kube-system/kedge-controllers`, judged by this machine's running time,
-//! not by its clock. Left to others: the decisions (`kedge_hub_core::controllers`).
+//! Always holds: the decisions are those of the hub's controllers, from a mirror that list and watch keep;
+//! each write names the version that it was decided from, so a concurrent change is a conflict and a later
+//! step; an action that requires the rollout to be unchanged reads it first, so a pause counts at once. One
+//! process acts at a time: the holder of the Lease `kube-system/kedge-controllers`, judged by this machine's
+//! running time, not by its clock. Left to others: the decisions (`kedge_hub_core::controllers`).
 
 mod mirror;
 mod server;
@@ -298,7 +298,8 @@ impl Runner {
         Ok(Done::Stored(Arc::new(object), is_meant))
     }
 
-    /// Whether these objects are as the decision read them. A rollout is read anew; pods as the watch has them.
+    /// Whether these objects are as the decision read them. A rollout is read anew; pods as the watch has
+    /// them.
     async fn are_unchanged(&mut self, requires: &[Require]) -> Result<bool, ApiError> {
         for require in requires {
             let Require::Unchanged { kind, namespace, name, revision } = require else { continue };

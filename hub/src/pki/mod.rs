@@ -390,7 +390,8 @@ pub fn admin_kubeconfig(data_dir: &Path, url: Option<String>) -> Result<String, 
     Ok(kubeconfig::text(&url, &authorities.bundle(), ADMIN_USER, &admin.certificate_pem(), &admin.key_pem()))
 }
 
-/// The authorities of a hub's directory, and the hub's address: this one, else the one that it last published.
+/// The authorities of a hub's directory, and the hub's address: this one, else the one that it last
+/// published.
 fn opened(data_dir: &Path, url: Option<String>) -> Result<(Authorities, String), PkiError> {
     let path = data_dir.join("pki/ca.pem");
     if !exists(&path)? && !exists(&data_dir.join("ca.crt"))? {

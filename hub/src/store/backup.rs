@@ -9,9 +9,9 @@
 //! that were handed out: so clients that watched the old state must list again, and no version is ever used
 //! twice. The issue number is raised, too. Denied nodes, users and certificates stay denied: by the backup,
 //! by the directory, or by the last act in its audit log. Of two records of a node's newest credential the
-//! newer one counts, so an old copy of a disk does not become the newest one. Bootstrap tokens of the backup are void, because
-//! nobody knows which of them were used. Renewals of the last seconds may be missing, as after a crash. Left
-//! to others: the file format (`sqlite`), the checksum (`trailer`).
+//! newer one counts, so an old copy of a disk does not become the newest one. Bootstrap tokens of the backup
+//! are void, because nobody knows which of them were used. Renewals of the last seconds may be missing, as
+//! after a crash. Left to others: the file format (`sqlite`), the checksum (`trailer`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -698,8 +698,8 @@ fn deny_by_log(data_dir: &Path, list: &mut Value, issue: u64) -> Result<(), Open
 }
 
 /// Makes a new store of a file, or an empty one if it does not exist: in the present format, with these
-/// marks, with this deny list if one is given, and with these records of credentials. It is durable on return; returns the facts for the
-/// directory's marker.
+/// marks, with this deny list if one is given, and with these records of credentials. It is durable on
+/// return; returns the facts for the directory's marker.
 fn finish(
     lock: Arc<File>,
     data_dir: &Path,

@@ -1,5 +1,5 @@
-//! `/fleet`: who sees what, what a browser is told, that links lead somewhere, and that pages and metrics have
-//! the numbers of the objects.
+//! `/fleet`: who sees what, what a browser is told, that links lead somewhere, and that pages and metrics
+//! have the numbers of the objects.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Prometheus itself, as Debian has it, scrapes the hub with the role that the guide gives it. Skipped where the
-//! program is not installed.
+//! Prometheus itself, as Debian has it, scrapes the hub with the role that the guide gives it. Skipped where
+//! the program is not installed.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,7 +1,7 @@
 //! The chapters of `make try`: three real agents and a real hub; a good configuration, one that does not
 //! parse, one that does not validate, one that would do harm, one under which the agent crashes, the repair,
-//! two variants in one ConfigMap, a move to another hub, and a rollout that stops; and meanwhile a pod on each node (`pods`), where
-//! this machine can run containers.
+//! two variants in one ConfigMap, a move to another hub, and a rollout that stops; and meanwhile a pod on
+//! each node (`pods`), where this machine can run containers.
 //!
 //! Owns the order of events and the results expected in each chapter. Always holds: a chapter ends only when
 //! the API server shows its expected result; a late heartbeat at any time before the move is a failure. It

@@ -646,8 +646,8 @@ impl Started {
         true
     }
 
-    /// Goes back to the system of last-known-good, if there is a reason. `content` is that of last-known-good,
-    /// if it runs.
+    /// Goes back to the system of last-known-good, if there is a reason. `content` is that of
+    /// last-known-good, if it runs.
     fn leave_system(
         &mut self,
         steps: &mut Steps,

@@ -2,9 +2,9 @@
 //! why.
 //!
 //! Always holds: each field of upstream's PodSpec has a row or is below a field with one, and fields below a
-//! served one are read (tests check them all); docs/reference/pods.md has the same table; a field without a row is
-//! refused by its name. Empty lists, objects and texts, zero and `false` count as absent unless a row gives
-//! values, as in Go's encoding. Leaves to others: the meaning of served fields.
+//! served one are read (tests check them all); docs/reference/pods.md has the same table; a field without a
+//! row is refused by its name. Empty lists, objects and texts, zero and `false` count as absent unless a row
+//! gives values, as in Go's encoding. Leaves to others: the meaning of served fields.
 
 use serde_json::Value;
 
@@ -459,8 +459,8 @@ mod tests {
         assert!(count > 150, "{count}");
     }
 
-    /// The table as in docs/reference/pods.md: one line for fields that are treated alike for the same reason, in the
-    /// same part of a spec.
+    /// The table as in docs/reference/pods.md: one line for fields that are treated alike for the same
+    /// reason, in the same part of a spec.
     fn page() -> String {
         let shown = |treatment: &Treatment| match treatment {
             Served => Some((0, "served".to_owned(), "")),

@@ -82,8 +82,8 @@ impl Plan {
         steps
     }
 
-    /// Makes the boot loader try the written slot, in a trial with these demands. `notes` are more words of its
-    /// entry: who wanted it.
+    /// Makes the boot loader try the written slot, in a trial with these demands. `notes` are more words of
+    /// its entry: who wanted it.
     pub fn try_it(&self, demands: &Works, notes: &str) -> Vec<Step> {
         let Self { other, version, digest, options, order, .. } = self;
         let demands = match demands.is_empty() {

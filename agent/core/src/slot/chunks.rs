@@ -85,8 +85,8 @@ impl<'a> Local<'a> {
         Self { index, chunks }
     }
 
-    /// Where a chunk is in the running root; at `after` rather than elsewhere, because one long read is faster
-    /// than two short ones.
+    /// Where a chunk is in the running root; at `after` rather than elsewhere, because one long read is
+    /// faster than two short ones.
     fn find(&self, chunk: (u32, &[u8]), after: Option<u64>) -> Option<u64> {
         let (bytes, digest) = chunk;
         let own = |number: u32| self.index.chunk(number as usize).map(|(bytes, digest)| (digest, bytes));

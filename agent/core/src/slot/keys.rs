@@ -124,7 +124,8 @@ impl KeyList {
         }
     }
 
-    /// Takes a line; `None` if it is invalid. An unknown word is: a misspelt "revoked" must not be overlooked.
+    /// Takes a line; `None` if it is invalid. An unknown word is: a misspelt "revoked" must not be
+    /// overlooked.
     fn add(&mut self, line: &str) -> Option<()> {
         let words: Vec<_> = line.split(' ').collect();
         match words[..] {

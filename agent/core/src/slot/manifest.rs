@@ -18,7 +18,8 @@ use sha2::{Digest, Sha256};
 pub const MANIFEST_BYTES: usize = 4096;
 /// The first line.
 const FORMATS: [&str; 2] = ["kedge-update 1", "kedge-update 2"];
-/// The files of a slot that its boot entry names, as in the manifest and in `kedge/SLOT` on the EFI partition.
+/// The files of a slot that its boot entry names, as in the manifest and in `kedge/SLOT` on the EFI
+/// partition.
 pub const FILES: [&str; 2] = ["vmlinuz", "initrd"];
 /// The index of the root's chunks.
 pub const INDEX: &str = "index";
@@ -150,8 +151,8 @@ pub fn verify(
     Ok(manifest)
 }
 
-/// The roots' floor counts for everybody. It also takes the place of the version that runs: after a stolen key
-/// has signed a version that no later one can reach, the roots bring the devices back by it.
+/// The roots' floor counts for everybody. It also takes the place of the version that runs: after a stolen
+/// key has signed a version that no later one can reach, the roots bring the devices back by it.
 fn is_recent(board: &str, version: &str, terms: &Terms<'_>) -> Result<(), String> {
     let floor = if let Trust::List(list) = terms.trust { list.floor(board) } else { None };
     let anyway = "--allow-older takes it all the same";

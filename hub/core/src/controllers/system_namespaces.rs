@@ -2,8 +2,8 @@
 //! creates them before it serves, unless the disk accepts no writes.
 //!
 //! Inputs: none; a sweep a minute, and soon after a refusal. Outputs: Namespace, PriorityClass. As upstream's
-//! system-namespaces controller and the start of its API server. Left to others: refusing their deletion (`requests::delete`), their accounts
-//! (`service_accounts`).
+//! system-namespaces controller and the start of its API server. Left to others: refusing their deletion
+//! (`requests::delete`), their accounts (`service_accounts`).
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! `/fleet`: pages for people, made of the fleet's numbers and of what their reader may read.
 //!
-//! Owns: the rights to a page, its cache, its headers, and what is read for it. Always holds: only callers who
-//! may `get` the path *and* `list` all nodes see anything; a page is shared only by callers with the same
+//! Owns: the rights to a page, its cache, its headers, and what is read for it. Always holds: only callers
+//! who may `get` the path *and* `list` all nodes see anything; a page is shared only by callers with the same
 //! rights, for 2 s; at most four are made at a time; none changes anything, and none waits for the disk. Left
 //! to others: what a page says (`kedge_hub_core::page`).
 

@@ -1,13 +1,13 @@
 //! Rollouts of configurations: each content of a ConfigMap goes over the selected nodes, batch by batch, and
 //! stops when nodes get worse.
 //!
-//! Inputs: ConfigRollout, ConfigMap (sources), Node, Pod (of DaemonSets). Outputs: ConfigRollout (its status),
-//! ConfigMap (revisions, and the source for an undo), Node (the assignment), Event. Always holds: each
-//! decision is made from the stored objects, so a hub that was killed continues where it was; what stops a
-//! rollout is stored before it goes on; nothing is assigned unless the rollout is still as it was read, so a
-//! pause counts at once; a node that somebody else configures is left alone; a look reads only the nodes and
-//! pods that changed. Leaves to others: history (`history`), judging nodes (`node`), which nodes come next
-//! (`plan`), stopping and budgets (`rolling`).
+//! Inputs: ConfigRollout, ConfigMap (sources), Node, Pod (of DaemonSets). Outputs: ConfigRollout (its
+//! status), ConfigMap (revisions, and the source for an undo), Node (the assignment), Event. Always holds:
+//! each decision is made from the stored objects, so a hub that was killed continues where it was; what stops
+//! a rollout is stored before it goes on; nothing is assigned unless the rollout is still as it was read, so
+//! a pause counts at once; a node that somebody else configures is left alone; a look reads only the nodes
+//! and pods that changed. Leaves to others: history (`history`), judging nodes (`node`), which nodes come
+//! next (`plan`), stopping and budgets (`rolling`).
 
 mod daemons;
 mod history;

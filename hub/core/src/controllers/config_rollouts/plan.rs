@@ -4,10 +4,11 @@
 //! group as `perGroup` allows) are out by the rollout's doing: assigned, and neither promoted nor lost since
 //! another revision came. A node that is out already is taken without further room, because that takes
 //! nothing more down; so is one that never had a configuration, for the complete revision alone. A node that
-//! refused the update runs what it ran before, so it holds up no node that is to get the complete revision. The next
-//! batch begins once each node of the ones before is well, for the time that its batch soaks, and for
-//! `completeAfter` at least; so a node that gets worse soon after its promotion is noticed, also in the last one.
-//! Nodes are taken in order of their names. Leaves to others: judging nodes (`node`), and stopping (`rolling::stop`).
+//! refused the update runs what it ran before, so it holds up no node that is to get the complete revision.
+//! The next batch begins once each node of the ones before is well, for the time that its batch soaks, and
+//! for `completeAfter` at least; so a node that gets worse soon after its promotion is noticed, also in the
+//! last one. Nodes are taken in order of their names. Leaves to others: judging nodes (`node`), and stopping
+//! (`rolling::stop`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -265,9 +266,10 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// Rows by letters: `w` waits with the complete revision, `x` with an older one, `n` is new, `o` is out with another revision, `t` tries the update, `g` is
-    /// good with it, `f` failed, `r` refused it, `a` is away, `c` is outside its windows, `b` is busy, `s` is set aside; a
-    /// capital letter belongs to the batch with a selector.
+    /// Rows by letters: `w` waits with the complete revision, `x` with an older one, `n` is new, `o` is out
+    /// with another revision, `t` tries the update, `g` is good with it, `f` failed, `r` refused it, `a` is
+    /// away, `c` is outside its windows, `b` is busy, `s` is set aside; a capital letter belongs to the batch
+    /// with a selector.
     fn check(strategy: Value, nodes: &str, passed: usize, expect: &str) {
         let settings = Settings::read(&json!({"spec": {"allNodes": true, "strategy": strategy}}));
         let names: Vec<String> =

@@ -3,9 +3,9 @@
 //! that come, go, and are assigned by hand, pauses, undos, resumes, and a hub that is killed between two
 //! writes. The controller hears of each change, or reads everything again. One seed is one run.
 //!
-//! After each step the promises of docs/guides/rollouts.md are checked from what the store and the agents know,
-//! not from what the controller remembers; each has a name in the assertions. In the end the faults stop, and
-//! the last revision must be everywhere.
+//! After each step the promises of docs/guides/rollouts.md are checked from what the store and the agents
+//! know, not from what the controller remembers; each has a name in the assertions. In the end the faults
+//! stop, and the last revision must be everywhere.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -1,5 +1,5 @@
-//! Rollouts of configurations, rule by rule: nodes with agents of a few lines, which do what the text of their
-//! configuration says.
+//! Rollouts of configurations, rule by rule: nodes with agents of a few lines, which do what the text of
+//! their configuration says.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Points of the design document of DaemonSet updates that no other test shows; docs/guides/rollouts.md names the
-//! test of each point.
+//! Points of the design document of DaemonSet updates that no other test shows; docs/guides/rollouts.md names
+//! the test of each point.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -6,9 +6,9 @@
 //! some nodes have maintenance windows; sets use `maxUnavailable` or `maxSurge`, and some agents pull ahead.
 //! The controller hears of each change, or reads everything again. One seed is one run.
 //!
-//! After each step of the controller the promises of docs/guides/rollouts.md are checked from what the store and the
-//! agents know, not from what the controller remembers; each has a name in the assertions. In the end the
-//! faults stop, and the last revision must be everywhere.
+//! After each step of the controller the promises of docs/guides/rollouts.md are checked from what the store
+//! and the agents know, not from what the controller remembers; each has a name in the assertions. In the end
+//! the faults stop, and the last revision must be everywhere.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -243,7 +243,8 @@ fn decision_visits_only_the_callers_bindings() {
     assert_eq!(rights.roles.len(), 1, "bindings share their role");
 }
 
-/// Run it optimised: `cargo test --release -p kedge-hub-core --lib -- --ignored --nocapture cost_of_a_decision`.
+/// Run it optimised: `cargo test --release -p kedge-hub-core --lib -- --ignored --nocapture
+/// cost_of_a_decision`.
 #[test]
 #[ignore = "prints figures, and judges nothing"]
 #[allow(clippy::disallowed_methods, reason = "it measures")]
