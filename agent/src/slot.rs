@@ -2,7 +2,7 @@
 //!
 //! Reads the facts for the decisions of `kedge_core::slot`: the kernel's command line and mounts, the
 //! watchdogs, the unit and the running agent. Always holds: `status` changes nothing, and `health` only
-//! leaves why a trial failed; a part that cannot be seen counts as broken. An unreadable program fails here,
+//! records why a trial failed; a part that cannot be seen counts as broken. An unreadable program fails here,
 //! too, which is how a good slot whose agent is lost is noticed. Leaves to others: changes of the slots
 //! (`update`, `bless`).
 

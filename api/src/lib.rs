@@ -72,7 +72,7 @@ pub const SERVER_ANNOTATION: &str = "kedge.dev/server";
 /// this issue number are. On our hub a node may not write it.
 pub const ROTATE_ANNOTATION: &str = "kedge.dev/rotate";
 /// The annotation by which a ConfigRollout marks a node whose configuration it assigned: the rollout's name,
-/// `@`, and that of the ConfigMap. On our hub a node may not write it.
+/// `@`, and that of the ConfigMap. On Kedge's hub a node may not write it.
 pub const ROLLOUT_ANNOTATION: &str = "fleet.kedge.dev/rollout";
 /// The condition that shows which configuration a node uses and whether it is the requested one.
 pub const CONFIG_OK: &str = "ConfigOK";

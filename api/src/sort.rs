@@ -1,8 +1,8 @@
 //! Sorts slices as the standard library does, with one sorting function in the program instead of one for
 //! each type.
 //!
-//! Each type that std's sort is asked to move adds half a kilobyte to the agent, and there are some sixty.
-//! Here std sorts numbers of items, once for all types; an item costs what exchanges it.
+//! Each type that std's sort moves adds half a kilobyte to the agent, and there are some sixty. Here std
+//! sorts numbers of items, once for all types; each type adds only the code of an exchange.
 //!
 //! Always holds: the order is stable, in `n log n` comparisons and `n` exchanges.
 

@@ -77,7 +77,7 @@ fn run(data: &[u8]) {
         }
     }
     ask_all(&rights, &stored);
-    // whatever was written last, everything can be taken away again
+    // everything can be deleted again after any sequence of writes
     for ((of, space, name), old) in std::mem::take(&mut stored.0) {
         let kind = KINDS.into_iter().find(|kind| kind.kind == of).expect("it is one of the four");
         change(&mut rights, kind, (space, name), &old, false);
@@ -134,7 +134,7 @@ fn binding(kind: &Kind, input: &mut Input<'_>) -> Value {
     json!({"roleRef": {"kind": role, "name": name}, "subjects": subjects})
 }
 
-/// Every question of a few values, so that a role that is bound by chance is asked about, too.
+/// Every question of a few values, so that the questions also meet a role that is bound by chance.
 fn ask_all(rights: &Rights, stored: &Stored) {
     let groups = [TEAMS[0].to_owned()];
     for user in USERS {
@@ -191,7 +191,7 @@ impl Stored {
         self.0.iter().any(|((kind, space, _), binding)| {
             let counts = match *kind {
                 "ClusterRoleBinding" => true,
-                // paths and what has no namespace belong to no namespace
+                // paths, and kinds without namespaces, belong to no namespace
                 "RoleBinding" => asked.namespace == *space,
                 _ => return false,
             };

@@ -546,7 +546,7 @@ impl Actors {
 
     fn heard(&mut self, key: RequestKey, answer: &Answer, turn: &mut Turn) {
         self.is_out |= matches!(answer, Answer::Failed(_));
-        // `/version` is for everybody, and a server without time judges nobody
+        // every caller may read `/version`, and a server without time checks no certificate's end
         let says_nothing = match answer {
             Answer::Accepted(_) => key == RequestKey::Version,
             Answer::Refused { status, .. } => *status == 429 || *status >= 500,

@@ -1,9 +1,9 @@
-//! Parts of a system or a program from where the configuration says: a file of a web server, or the blobs of
-//! an artifact in a registry.
+//! Parts of a system or a program from the source in the configuration: a file of a web server, or the blobs
+//! of an artifact in a registry.
 //!
-//! Always holds: the connections, limits, authorities, mirrors and credentials are those of images. The blobs
-//! are asked for by the digests that the verified manifest names, so the artifact's own manifest is not
-//! needed. Leaves to others: which parts, and whether they are the right ones (`crate::system::fetch`).
+//! Always holds: the connections, limits, authorities, mirrors and credentials are those of images. Blobs are
+//! requested by the digests in the verified manifest, so the artifact's own manifest is not needed. Leaves to
+//! others: which parts, and whether they are the right ones (`crate::system::fetch`).
 
 use super::error::{PullError, Sort};
 use super::registry::{Network, Registry};
@@ -86,7 +86,7 @@ impl Web {
 pub(crate) struct Stream {
     /// Where it begins.
     pub(crate) at: u64,
-    /// Whether it goes on to the end of the file or blob: the server knows no ranges.
+    /// Whether it reaches to the end of the file or blob: the server knows no ranges.
     pub(crate) is_whole: bool,
     pub(crate) body: Box<dyn Read>,
 }

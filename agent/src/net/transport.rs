@@ -305,7 +305,7 @@ impl From<DialError> for ureq::Error {
 }
 
 /// rustls's error in words. The reasons that it has from webpki are wrapped, and the release program's
-/// derived Debug, by which rustls shows them, leaves out what is wrapped.
+/// derived Debug, by which rustls shows them, leaves out the wrapped part.
 pub(crate) fn tls_words(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InvalidCertificate(rustls::CertificateError::Other(reason)) => {

@@ -1,7 +1,7 @@
 //! The keys that this device believes, and `kedge slot keys`.
 //!
 //! Always holds: of the lists in the image, on the EFI partition and in the agent's directory the highest one
-//! counts, so neither an older image nor an emptied `/var` brings back a key or lowers a floor; a list is on
+//! counts. So neither an older image nor an emptied `/var` brings back a key or lowers a floor. A list is on
 //! the EFI partition before it is in the directory. A list that is there and cannot be read is an error, not
 //! an absence. Leaves to others: which list follows which (`kedge_core::slot::keys`); signatures
 //! (`signature`).
@@ -28,7 +28,7 @@ const FOLDER: &str = "system";
 /// On the EFI partition, in this order: FAT may lose a name that is being replaced, and then the other has
 /// the list.
 const ON_EFI: [&str; 2] = ["kedge/keys-next", "kedge/keys"];
-/// In the image's file `release`: it was built to take updates that nobody has signed.
+/// In the image's file `release`: it was built to take unsigned updates.
 const UNSIGNED: &str = "UPDATES=allow-unsigned";
 
 /// Where lists and keys are.
@@ -77,7 +77,7 @@ impl Sources {
     /// The list in force.
     fn list(&self) -> Result<Option<KeyList>, String> {
         let mut kept: Vec<_> = self.kept.iter().map(|file| read(file)).collect();
-        // half written it is none, and the one that it follows is whole
+        // a half written list does not count, and the one that it follows is whole
         kept.extend(self.next.iter().map(|file| read(file)).filter(Result::is_ok));
         let is_readable = kept.iter().any(|found| matches!(found, Ok(Some(_))));
         // one good copy is enough
@@ -115,7 +115,7 @@ fn read(file: &Path) -> Result<Option<KeyList>, String> {
 /// Keeps a list for good: on the EFI partition (of a disk image), and then in the agent's directory.
 ///
 /// # Errors
-/// It is not in both places; what was there before is.
+/// It is not in both places; the older list still is.
 pub(crate) fn keep<S: Slots>(slots: Option<&S>, root_dir: &Path, list: &KeyList) -> Result<(), String> {
     if let Some(slots) = slots {
         let [next, own] = ON_EFI;
@@ -165,7 +165,7 @@ pub fn take(places: &Places, file: &str) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// The list to keep: an offered one that follows, or that is in force, whose copies are written once more.
+/// The list to keep: an offered one that follows, or the one in force, to write its copies once more.
 fn propose(sources: &Sources, bytes: &[u8]) -> Result<KeyList, String> {
     let before = sources.before()?;
     match keys::propose(before.as_ref(), bytes, true, &check)? {
@@ -259,7 +259,7 @@ mod tests {
     const NEXT_COPY: &str = "efi/kedge/keys-next";
     const COPY: &str = "state/system/keys";
 
-    /// What `images/keys sign` and `images/build` made, with openssl.
+    /// Files that `images/keys sign` and `images/build` made, with openssl.
     const LIST: &str = "kedge-keys 1\n\
          version 1\n\
          roots-needed 1\n\

@@ -1,7 +1,7 @@
 //! The arithmetic of signatures, and the keys that an image was built with.
 //!
-//! Always holds: unreadable keys are an error, never an absence of keys. Leaves to others: whose keys count,
-//! and what they sign (`kedge_core::slot::{keys, manifest}`); lists of keys (`keys`).
+//! Always holds: unreadable keys are an error, never an absence of keys. Leaves to others: which keys count,
+//! and the texts that they sign (`kedge_core::slot::{keys, manifest}`); lists of keys (`keys`).
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -23,7 +23,7 @@ pub(crate) fn check(key: &Key, signed: &[u8], signature: &[u8]) -> bool {
     UnparsedPublicKey::new(&ED25519, key).verify(signed, signature).is_ok()
 }
 
-/// The public keys in the files of a folder, each with the name of its file; empty if there is no folder.
+/// The public keys in the files of a folder, each with the name of its file; empty if the folder is missing.
 pub(super) fn public_keys(folder: &Path) -> Result<Vec<(String, Key)>, String> {
     let files = linux::files(folder);
     let failed = |error: ReadError| {
@@ -95,7 +95,7 @@ pub(super) mod tests {
         let why = |manifest: &str| {
             verify(manifest.as_bytes(), None, &terms, &check).expect_err("it is not whole").text
         };
-        // the signature is right, and what it covers is no whole manifest
+        // the signature is right, and covers an incomplete manifest
         let whole = "the manifest has 0 lines \"vmlinuz\", expected one";
         assert_eq!(why(&format!("{SIGNED}signature {SIGNATURE}\n\n\n")), whole);
         let signature = BASE64_STANDARD.encode(pair.sign(SIGNED.as_bytes()));

@@ -1,14 +1,14 @@
-//! Brings the parts of an update here: first the manifest, then the index, then what neither the running slot
-//! nor an earlier try has.
+//! Fetches the parts of an update: first the manifest, then the index, then the bytes that neither the
+//! running slot nor an earlier try has.
 //!
-//! Always holds: nothing is used before its digest was right; of a root with an index each chunk is checked
-//! as it arrives, and a right one is never fetched again, also after a power cut; the bytes that are read of
+//! Always holds: nothing is used before its digest was right. Of a root with an index each chunk is checked
+//! as it arrives, and a right one is never fetched again, also after a power cut. The bytes that are read of
 //! any answer, the time between two of them, and the time for all are bounded. A server without ranges sends
 //! its whole file, from which the missing parts are picked. Memory is that of two indexes and one chunk.
 //!
 //! On the disk, in a directory by the manifest's digest: `manifest`, `index`, `vmlinuz`, `initrd`, `program`
-//! (each grows to its size), and `root`, a file with holes in which each chunk has its place. No list of
-//! whole chunks is kept: a start reads them and compares, so no order of writes matters.
+//! (each grows to its size), and `root`. That is a file with holes in which each chunk has its place. No list
+//! of whole chunks is kept: a start reads them and compares, so no order of writes matters.
 //!
 //! Leaves to others: whether the update is taken (`judge`), when to fetch, and writing the slot (`content`).
 
@@ -155,7 +155,7 @@ impl<'a> Line<'a> {
         Self { remote, open: None }
     }
 
-    /// Reads bytes of a part from `done` on; of the next bytes as many as belong to it are asked for at once.
+    /// Reads bytes of a part from `done` on; one request asks for as many of the next bytes as belong to it.
     fn read(
         &mut self,
         part: Part<'_>,
@@ -249,7 +249,7 @@ pub(crate) struct Fetcher<'a> {
 #[derive(Debug)]
 pub(crate) struct Fetched {
     pub(crate) manifest: Manifest,
-    /// There was no room: what is missing comes from the server while the slot is written.
+    /// There was no room: missing bytes come from the server while the slot is written.
     pub(crate) is_straight: bool,
 }
 
@@ -326,7 +326,7 @@ impl Fetcher<'_> {
         Ok(self.members(line, meter, &manifest, missing).map(|is_straight| Fetched { manifest, is_straight }))
     }
 
-    /// The manifest's block, whose digest is the wanted one.
+    /// The manifest's block; it has the wanted digest.
     fn block(&self, line: &mut Line<'_>, meter: &mut Meter) -> Result<Vec<u8>, PullError> {
         let name = self.wanted.digest.to_string();
         let path = self.pieces.join("manifest");
@@ -346,7 +346,7 @@ impl Fetcher<'_> {
         Ok(block)
     }
 
-    /// Returns whether there is no room for all of it.
+    /// Returns whether the room is too small for all of it.
     fn members(
         &self,
         line: &mut Line<'_>,
@@ -699,7 +699,7 @@ impl<'a> Content<'a> {
             Some(_) => Vec::new(),
             None => self.fetcher.remotes()?,
         };
-        // a broken connection is made anew once; the next order goes on with the other servers
+        // a broken connection is made anew once; the next order tries the other servers
         for _ in 0..=remotes.len().max(1) {
             let line = match &mut self.line {
                 Some(line) => line,
@@ -819,7 +819,7 @@ mod tests {
             std::iter::once(self.block.as_slice()).chain(members).collect::<Vec<_>>().concat()
         }
 
-        /// What is written into a slot.
+        /// The bytes that are written into a slot.
         fn content(&self) -> Vec<u8> {
             self.bytes()[MANIFEST_BYTES..].to_vec()
         }
@@ -890,7 +890,7 @@ mod tests {
             self.fetcher(&|| self.room).fetch(&|block| self.judge(block))
         }
 
-        /// The bytes of all ranges that were asked for since the last call.
+        /// The bytes of all ranges that were requested since the last call.
         fn asked(&self) -> u64 {
             let seen = self.server.take_seen();
             let range = |range: Option<String>| {
@@ -991,7 +991,7 @@ mod tests {
                 }
             };
             world.is_here(&fetched);
-            // all but the initrd, and of each cut what belongs to no whole piece
+            // all but the initrd, and of each cut the bytes that belong to no whole piece
             let whole = world.update.bytes().len() as u64 - 30_000;
             assert!(read <= whole + cuts * 8000, "cut after {cut}: {read} of {whole} bytes, {cuts} cuts");
         }

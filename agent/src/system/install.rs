@@ -2,7 +2,7 @@
 //!
 //! Always holds: a program has its name only when its whole content is on the disk, was read back and is the
 //! right one; the packaged program is never written. A program that any process still runs is not removed,
-//! because shims, sessions and the port for kubectl go on with the one that they began with.
+//! because shims, sessions and the port for kubectl keep the one that they began with.
 
 use super::starter::digest;
 use kedge_core::system::starter::Chosen;
@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// For everybody, whatever the service's umask is.
+/// Every user may start it, independent of the service's umask.
 const MODE: u32 = 0o755;
 
 /// Installs a program; it need not be started. One that is there is kept.

@@ -1,8 +1,8 @@
 //! Performs the orders of core about systems: each on a thread of its own, which ends with it.
 //!
-//! Always holds: an order is answered once, and a change of the slots is reported before its answer; a slot
-//! or a program is written only from a manifest that was verified by this order. Without an order there is no
-//! thread, and nothing is read but the facts at a start. Leaves to others: every decision
+//! Always holds: an order is answered once, and a change of the slots is reported before its answer. A slot
+//! or a program is written only from a manifest that this order has verified. A thread exists only for an
+//! order, and without one only the facts at a start are read. Leaves to others: every decision
 //! (`kedge_core::system`), the steps of a slot (`crate::slot::steps`), the bytes (`fetch`).
 
 use super::fetch::{Content, Failed, Fetched, Fetcher, Running};
@@ -85,7 +85,7 @@ impl Systems {
         let own = self.clone();
         let started = spawn("system", move || own.perform(&order, cancel));
         if let Err(error) = started {
-            // not here: the caller is the main loop, whose queue this is
+            // never waits: the caller is the main loop, which empties this queue
             let _ = self.events.try_send(event(SystemEvent::Done(Err(error.to_string()))));
         }
     }
@@ -198,7 +198,7 @@ impl Systems {
         };
         let (web, wanted) = (self.web(cancel), Pinned { source, digest });
         self.fetch_with(&web, &wanted, None, &|fetcher| {
-            // what a damaged disk lost comes once more
+            // fetches once more the bytes that a damaged disk lost
             let Fetched { manifest, .. } = fetcher.fetch(&|block| machine.judge(block, digest, false))?;
             machine.write(fetcher, &manifest, &pieces).map_err(Failed::Again)
         })?;
@@ -412,7 +412,7 @@ impl Machine {
         }
     }
 
-    /// An unreadable record counts as none: the packaged program runs.
+    /// An unreadable record counts as absent: the packaged program runs.
     fn record(&self) -> Record {
         let files = linux::files(&self.places.root_dir);
         let read = match files.read(Path::new(RECORD), RECORD_BYTES) {
@@ -466,7 +466,7 @@ fn write_slot<S: BootList>(
     steps::perform(slots, &steps, content)
 }
 
-/// More words of an entry: who wanted it.
+/// More words of an entry: the origin of the order.
 fn notes(by: By, config: Option<Digest>) -> String {
     let config = config.map(|config| format!(" kedge.config={config}")).unwrap_or_default();
     let by = match by {
@@ -589,7 +589,7 @@ fn agent_slots(record: &Record, chosen: Option<&str>) -> Slots {
         match reason {
             // the file's fault, which is fetched again
             "gone" | "damaged" => Slot::default(),
-            // without a word: its tries were used up
+            // without a reason: its tries were used up
             "silent" => given_up(failed, ""),
             _ => given_up(failed, reason),
         }

@@ -1,9 +1,9 @@
 //! The first act of `kedge agent`: the packaged program starts the one that the configuration has chosen, if
 //! there is one.
 //!
-//! Always holds: nothing happens without a record of a choice; a start of a program on trial is on the disk
-//! before it begins, or does not happen; a program is started only with the very content that was installed.
-//! Whatever fails, an older program or the packaged one runs, also where the disk does not answer. The
+//! Always holds: nothing happens without a record of a choice. A start of a program on trial is on the disk
+//! before it begins, or does not happen. A program is started only with the very content that was installed.
+//! After any failure an older program or the packaged one runs, also where the disk does not answer. The
 //! command line is not parsed, because a flag may be one that only the chosen program knows.
 //!
 //! Leaves to others: which program (`kedge_core::system::starter`), and its installation.
@@ -62,12 +62,12 @@ pub fn begin() {
     }
 }
 
-/// There is no log yet.
+/// The log does not exist yet.
 fn say(text: impl std::fmt::Display) {
     eprintln!("kedge: {text}");
 }
 
-/// `may_start` is asked once, before a program is started.
+/// Calls `may_start` once, before it starts a program.
 fn start_chosen(arguments: &[OsString], may_start: impl Fn() -> bool) {
     let root_dir = flag(arguments, "root-dir").unwrap_or_else(|| "/var/lib/kedge".into());
     let files = linux::files(PathBuf::from(root_dir));

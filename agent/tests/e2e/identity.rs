@@ -1,6 +1,6 @@
 //! The node's own credential: a join by a bootstrap token through kills, and a renewal while the node works.
 //!
-//! In the first tests a person approves each request, whatever the hub approves by itself.
+//! In the first tests a person approves each request, also where the hub would by itself.
 
 use std::process::Command;
 use std::time::Duration;

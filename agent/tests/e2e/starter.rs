@@ -1,5 +1,5 @@
-//! A machine without slots: the packaged program starts the one that was chosen, and comes back when that one
-//! fails, whatever it does. Real processes; each choice is a record as an agent leaves it.
+//! A machine without slots: the packaged program starts the chosen one, and comes back after any failure of
+//! that one. Real processes; each choice is a record as an agent leaves it.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
@@ -21,7 +21,7 @@ const DIES: &str = "#!/bin/sh\nkill -ILL $$\n";
 /// Waits for ever.
 const HANGS: &str = "#!/bin/sh\nexec sleep 10000\n";
 
-/// A machine with the package, whose program lies in `bin`.
+/// A machine with the package. Its program is in `bin`.
 struct Machine {
     // before the directory in which it runs
     babysitter: Option<Babysitter>,
@@ -196,11 +196,11 @@ fn newly_installed_package_takes_the_place_of_all() {
     );
 }
 
-/// A node whose program lies in its scratch directory, with a registry that it trusts.
+/// A node with its program in its scratch directory, and a registry that it trusts.
 fn installed(purpose: &str) -> (Scratch, FakeRegistry, Setup) {
     let scratch = Scratch::new(purpose).unwrap();
     executable(&scratch.path().join("bin/kedge"), &agent(""));
-    // there are no keys, and the package says that none are needed
+    // the package has no keys, and says that updates need no signature
     scratch.write("lib/kedge/release", "UPDATES=allow-unsigned\n");
     let registry = FakeRegistry::start().unwrap();
     let images = format!("{HEADER}kedge: {{images: {{insecureRegistries: [\"{}\"]}}}}\n", registry.name());

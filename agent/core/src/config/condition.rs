@@ -136,7 +136,7 @@ fn obstacle_reason(obstacle: &Obstacle, what: &str, uid: &str) -> (&'static str,
         Obstacle::SourceInvalid(cause) => {
             ("Unknown", format!("failed to sync, desired config unclear, cause: {cause}"))
         }
-        // without a wish of its own it waits until the system that runs is proven
+        // a config that wants no system waits until the running one is proven
         Obstacle::WaitsForSystem { version } if version.is_empty() => {
             ("Unknown", "waits until the system that runs is proven".into())
         }

@@ -75,7 +75,7 @@ impl Disk {
         Ok(Self { current, last_known_good, bad_configs, startups, systems: Systems::default() })
     }
 
-    /// Reads the records of systems; unreadable ones are set aside and listed, and count as none.
+    /// Reads the records of systems; unreadable ones are set aside and listed, and count as absent.
     pub(crate) fn read_systems(&mut self, steps: &mut Steps, findings: &mut Vec<String>) -> Suspendable<()> {
         let wanted =
             record(steps, StateFile::SystemWanted, |read| of_system(read, WantedRecord::read), findings)?;
@@ -220,7 +220,7 @@ fn record<T>(
     Ok(known)
 }
 
-/// A record of systems: there are no newer forms to leave alone.
+/// A record of systems. Its form is fixed, so no newer one has to be kept.
 fn of_system<T>(read: &Read, of: fn(&[u8]) -> Result<T, String>) -> Known<T> {
     match read {
         Read::Absent | Read::SetAside => Known::Absent,

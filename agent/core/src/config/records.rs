@@ -59,7 +59,7 @@ pub enum StateFile {
     Checkpoint(CheckpointName),
     /// The update of the system, below `--root-dir`.
     SystemWanted,
-    /// What systems did here, below `--root-dir`.
+    /// The faults of systems on this machine, below `--root-dir`.
     SystemBad,
 }
 

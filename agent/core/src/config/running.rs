@@ -229,7 +229,7 @@ pub(crate) struct Configuration {
     job: Option<Job>,
     writes: Writes,
     notices: Vec<Notice>,
-    /// What the assigned payload wants of this machine.
+    /// The system that the assigned payload wants for this machine.
     asked: Asked,
     /// Records of systems that wait for the disk, and whether the way back is noted before.
     systems_due: Option<(Systems, bool)>,

@@ -107,7 +107,7 @@ pub(crate) struct Started {
     pub(crate) evidence_unrecorded: bool,
     /// There was no list of bad configs yet: this version of the agent is new here, or has condemned nothing.
     pub(crate) began_list: bool,
-    /// What the assigned payload wants of this machine.
+    /// The system that the assigned payload wants for this machine.
     pub(crate) asked: Asked,
     /// Why the machine goes back to the system of last-known-good, or has just come back.
     pub(crate) rolled_back: Option<String>,
@@ -639,7 +639,7 @@ impl Started {
         self.go_back = match weighed {
             Weighed::GoesOn if counts.silent_ms < terms.settled_after_ms() => return false,
             Weighed::GoesOn => Some(GoBack::Silence),
-            // power cuts are nobody's fault
+            // a power cut is not the fault of a config or a system
             Weighed::HoldsPods if counts.startups.len() <= judge::PROVEN_THRESHOLD => return false,
             Weighed::HoldsPods | Weighed::Bad(_) => Some(GoBack::Crashes),
         };

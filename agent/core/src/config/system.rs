@@ -1,10 +1,9 @@
 //! The system that the assigned config wants, at a start and while another config runs: rules s and g, the
 //! boot loader's list, and the way back (RULES.md, "Systems").
 //!
-//! Always holds: these rules judge only the assigned config, and not one that is last-known-good, for a
-//! fallback runs on whatever system runs. What a system did is written to `system/bad` before the machine
-//! goes back, and nothing of it to the list of bad configs. Leaves to others: the update itself
-//! (`crate::system`).
+//! Always holds: these rules judge only the assigned config, and not one that is last-known-good, because a
+//! fallback may run on any system. A system's fault is written to `system/bad` before the machine goes back,
+//! and never to the list of bad configs. Leaves to others: the update itself (`crate::system`).
 
 use crate::config::digest::Digest;
 use crate::config::disk::Disk;
@@ -23,7 +22,7 @@ pub(crate) struct Systems {
     pub(crate) bad: BadSystems,
 }
 
-/// What a payload wants of this machine.
+/// The system that a payload wants for this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) wish: Option<Wish>,
@@ -42,16 +41,16 @@ pub(super) enum GoBack {
     Pair(Digest, Option<Digest>),
 }
 
-/// Reads what a payload wants. Its start is counted by now.
+/// Reads the system that a payload wants. Its start is counted by now.
 pub(super) fn asked(facts: &Facts, payload: &LayerText) -> Asked {
     let Some(slots) = &facts.slots else { return Asked::default() };
     let text = &payload.text;
     let has = |word: &[u8]| text.windows(word.len()).any(|found| found == word);
-    // most payloads want none, and need not be read twice; a key may be written with escapes
+    // most payloads want no system, and need not be read twice; a key may be written with escapes
     if !(has(b"system") || has(b"agent") || has(b"\\")) {
         return Asked::default();
     }
-    // what does not parse is left to rule e
+    // rule e takes a payload that does not parse
     let Ok(wanted) = Wanted::of_payload(text, &facts.local) else { return Asked::default() };
     let (version, list, is_manual, keys) = match (slots.kind, wanted.system, wanted.agent) {
         (Kind::System, Some(system), _) => {
@@ -113,7 +112,7 @@ impl Disk {
             .then_some(back)
     }
 
-    /// Writes the records of systems unless they have this content: first what they did.
+    /// Writes the records of systems unless they have this content: their faults first.
     pub(crate) fn put_systems(
         &mut self,
         steps: &mut Steps,
@@ -173,7 +172,7 @@ impl Started {
         let Some(slots) = &facts.slots else { return Ok(()) };
         let runs = slots.running.digest;
         if self.startups.system.is_some() && self.startups.system != runs {
-            // what crashed there says nothing about the configs here
+            // crashes on another system say nothing about the configs on this one
             let baseline = self.startups.baseline;
             self.startups = Default::default();
             self.startups.baseline = baseline;
@@ -198,14 +197,14 @@ impl Started {
         Ok(())
     }
 
-    /// What the assigned payload wants, if a record remembers it.
+    /// The system that the assigned payload wants, if a record remembers it.
     pub(super) fn remembered(&self, payload: Digest) -> Option<Wish> {
         let wanted = self.disk.systems.wanted.as_ref()?;
         (wanted.payload == Some(payload)).then(|| wanted.wish.clone())
     }
 
-    /// The assigned config does not run, and the machine may have to go back with it. `asks` is what the
-    /// text of the config that runs instead wants, if that is last-known-good.
+    /// The assigned config does not run, and the machine may have to go back with it. `asks`: the system that
+    /// the config which runs instead wants, if that is last-known-good.
     pub(super) fn failed_with_system(&self, facts: &Facts, asks: Option<Digest>) -> Option<GoBack> {
         let back = self.disk.can_go_back(facts.slots.as_ref())?;
         let payload = self.assigned?.payload;
@@ -213,7 +212,7 @@ impl Started {
             Obstacle::Marked { verdict, .. } => verdict.kind.is_final(),
             _ => false,
         };
-        // on probation only a config that names the running system is judged at all
+        // on probation a config is judged only if it names the running system
         let digest = facts.slots.as_ref()?.running.digest;
         (is_final && asks == Some(back)).then_some(GoBack::Pair(payload, digest))
     }

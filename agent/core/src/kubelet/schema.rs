@@ -654,7 +654,7 @@ pub(super) const MANUAL: &str = "Manual";
 
 const VERSION: Field =
     bounded("version", Kind::Text, Default::None, "letters, digits and .+~-_, at most 128 bytes");
-/// What is fetched, and the digest of its manifest: see `wanted`.
+/// The source of an update, and the digest of its manifest: see `wanted`.
 const PINNED: Kind = Kind::Map(&Kind::Object(&[
     honoured("image", Kind::Text, Default::None),
     honoured("url", Kind::Text, Default::None),

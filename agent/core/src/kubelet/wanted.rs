@@ -3,9 +3,9 @@
 //!
 //! Always holds: one digest per board, that of the manifest, names all of a system; a tag alone names none.
 //! There are two readers of one form. The strict one is part of validation and reports every fault. The
-//! lenient one ([`Wanted::of_payload`]) judges nothing: a payload may have fields that only the wanted agent
-//! knows, so unknown fields are skipped, and a part that this version cannot read wants nothing. Leaves to
-//! others: the consequences (`config::start`, `system`).
+//! lenient one ([`Wanted::of_payload`]) reports nothing. A payload may have fields that only the wanted agent
+//! knows: it skips unknown fields, and a part that this version cannot read wants nothing. Leaves to others:
+//! the consequences (`config::start`, `system`).
 
 use kedge_api::excerpt;
 use serde_json::{Map, Value};
@@ -48,7 +48,7 @@ pub struct WantedSystem {
     /// By board, as `BOARD` of the image's `/usr/lib/kedge-image/release` has it.
     pub images: Vec<(String, Pinned)>,
     pub reboot: Reboot,
-    /// A list of keys that replaces an older one; empty if there is none.
+    /// A list of keys that replaces an older one; may be empty.
     pub keys: String,
 }
 
@@ -60,7 +60,7 @@ pub struct WantedProgram {
     pub programs: Vec<(String, Pinned)>,
 }
 
-/// What is fetched: all of it is named by the digest.
+/// The source of an update. The digest names all of its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pinned {
     pub source: Source,
@@ -89,7 +89,7 @@ pub enum Reboot {
 /// `kedge.download`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Download {
-    /// Most bytes of a second; `None` is no limit.
+    /// Most bytes of a second; `None`: any number.
     pub bytes_per_second: Option<u64>,
     /// Only in a window of `kedge.maintenanceWindows`.
     pub in_window: bool,
@@ -140,7 +140,8 @@ impl Wanted {
         Ok(wanted)
     }
 
-    /// Reads the object `kedge`; faults go to `report` as path and sentence, and what has one is left out.
+    /// Reads the object `kedge`; faults go to `report` as path and sentence, and a part with a fault is left
+    /// out.
     pub(super) fn read(kedge: &Map<String, Value>, report: &mut dyn FnMut(&str, String)) -> Self {
         let mut reader = Reader { path: "kedge".to_owned(), report };
         let mut wanted = Self::default();

@@ -1,7 +1,7 @@
 //! Whether an update may be written, and where: decided before its first byte is written.
 //!
 //! Always holds: an admitted update is written into the slot that does not run, on the disk of the running
-//! one, with room for all of it; the running slot is good and complete, so it can be the fallback. A slot's
+//! one, with room for all of it. The running slot is good and complete, so it can be the fallback. A slot's
 //! manifest is written after everything that it names. Leaves to others: the manifest and its signature
 //! (`manifest`); reading the facts (`agent/src/slot/admission.rs`); the order of the writes (`list`); writing
 //! (`agent/src/slot/update.rs`).
@@ -83,7 +83,7 @@ impl Plan {
     }
 
     /// Makes the boot loader try the written slot, in a trial with these demands. `notes` are more words of
-    /// its entry: who wanted it.
+    /// its entry: the origin of the order.
     pub fn try_it(&self, demands: &Works, notes: &str) -> Vec<Step> {
         let Self { other, version, digest, options, order, .. } = self;
         let demands = match demands.is_empty() {

@@ -1,7 +1,7 @@
 //! The index of a root: its chunks, by which a device finds in its running root what it need not fetch.
 //!
 //! Always holds: the chunks of an index cover the root without a gap, in order; a plan covers the wanted root
-//! the same way. What is found in the running root is only said to be there: the reader compares each chunk's
+//! the same way. A plan only claims that a chunk is in the running root: the reader compares each chunk's
 //! digest. The memory is that of the two indexes and eight bytes a chunk. Leaves to others: cutting a root
 //! (`images/chunks`), reading, fetching and writing (`agent/src/system`).
 
@@ -24,7 +24,7 @@ impl<'a> Index<'a> {
     /// The index of a root of this size.
     ///
     /// # Errors
-    /// It is no index, or that of another size.
+    /// It is not an index, or that of another size.
     pub fn parse(bytes: &'a [u8], root_bytes: u64) -> Result<Self, String> {
         let entries = bytes.strip_prefix(FORMAT).filter(|_| bytes.len() <= INDEX_BYTES);
         let (entries, rest) = entries.ok_or("the index of chunks has an unknown format")?.as_chunks();
@@ -41,7 +41,7 @@ impl<'a> Index<'a> {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether the index is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -224,7 +224,7 @@ mod tests {
         check("a X b ", "a b ", &[1], "0:a |held:X |2:b ");
         check("a b ", "a b ", &[0, 1], "held:a b ");
         check("", "a ", &[], "");
-        // of two equal chunks the one that goes on is read
+        // of two equal chunks, the one behind the last read is taken
         check("b a c ", "a a b a c ", &[], "4:b a c ");
         // the same bytes cut elsewhere are other chunks
         check("ab ", "a b ", &[], "remote:ab ");

@@ -1,10 +1,10 @@
-//! Whose signatures an update needs: a list of keys, which its roots sign and which replaces itself.
+//! The list of keys whose signatures an update needs. Its roots sign it and its successor.
 //!
 //! Always holds: a list follows the one in force only with a higher version, and with the signatures that the
 //! roots of the list in force ask for. It carries as many of its own roots, so a copy that the disk altered
-//! shows itself, and no list is taken that no list could follow. The keys of releases sign updates; the floor
-//! is the roots' alone, so a stolen release key can lock nobody out. Nothing here expires: a device may have
-//! no clock. Leaves to others: reading and keeping lists (`agent/src/slot/keys.rs`); the arithmetic of a
+//! shows itself, and no list is taken that no list could follow. The keys of releases sign updates; only the
+//! roots set the floor, so a stolen release key cannot lock devices out. Nothing here expires: a device may
+//! have no clock. Leaves to others: reading and keeping lists (`agent/src/slot/keys.rs`); the arithmetic of a
 //! signature (`Check`); updates (`manifest`).
 
 use super::version::is_version;
@@ -33,7 +33,7 @@ pub type Key = [u8; 32];
 /// Whether a signature is this key's over these bytes: key, bytes, signature.
 pub type Check<'a> = &'a dyn Fn(&Key, &[u8], &[u8]) -> bool;
 
-/// How a key is named: the first 16 hexadecimal digits of its SHA-256.
+/// The id of a key: the first 16 hexadecimal digits of its SHA-256.
 pub fn id(key: &Key) -> String {
     hex(&Sha256::digest(key)[..8])
 }
@@ -87,7 +87,7 @@ impl KeyList {
     /// Reads a list, and checks the signatures of its own roots.
     ///
     /// # Errors
-    /// It is no list, or too few of its roots signed it.
+    /// It is not a list, or too few of its roots signed it.
     pub fn read(bytes: &[u8], check: Check<'_>) -> Result<Self, String> {
         let list = Self::parse(bytes)?;
         list.is_signed_by(&list, "its own", check).map(|()| list)
@@ -124,8 +124,8 @@ impl KeyList {
         }
     }
 
-    /// Takes a line; `None` if it is invalid. An unknown word is: a misspelt "revoked" must not be
-    /// overlooked.
+    /// Takes a line; `None` if it is invalid. An unknown word is invalid, because a misspelt "revoked" must
+    /// not be overlooked.
     fn add(&mut self, line: &str) -> Option<()> {
         let words: Vec<_> = line.split(' ').collect();
         match words[..] {
@@ -254,7 +254,7 @@ pub(super) struct Signed<'a> {
 }
 
 impl<'a> Signed<'a> {
-    /// `None` if there is no signature, or anything else after the first one.
+    /// `None` without a signature, or if anything else follows the first one.
     pub(super) fn split(bytes: &'a [u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         // with the newline that ends it
@@ -289,7 +289,7 @@ fn is_name(text: &str) -> bool {
 pub(super) mod tests {
     use super::*;
 
-    /// In place of Ed25519: whoever knows the public key can sign. What is tested is which keys count.
+    /// In place of Ed25519: the public key is enough to sign. These tests are about which keys count.
     pub(in super::super) fn sign(key: &Key, bytes: &[u8]) -> Vec<u8> {
         Sha256::digest([&key[..], bytes].concat()).to_vec()
     }
@@ -398,7 +398,7 @@ pub(super) mod tests {
         assert_eq!(version(Some(list(1, "r", "")), &[]), Some(1));
         assert_eq!(version(Some(list(1, "r", "")), &[2, 7]), Some(7));
         assert_eq!(version(Some(list(8, "r", "")), &[7, 2]), Some(8));
-        // an image of somebody else's roots changes nothing
+        // an image with other roots changes nothing
         let foreign = KeyList::read(&signed(&text(99, 1, "D", "r", ""), "D"), &check_of).unwrap();
         assert_eq!(version(Some(foreign), &[7]), Some(7));
     }

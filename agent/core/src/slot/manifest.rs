@@ -1,10 +1,10 @@
 //! The first block of an update: its members, its board, its version, and the signatures over all of that.
 //!
 //! Always holds: nothing of a block is read before its digest (where one is wanted) and its signature are
-//! right. A version below the floor that the roots of the key list have set is refused; where they set none
-//! for this board, so is a version older than the one that runs. A manifest becomes a boot entry word for
+//! right. A version below the floor that the roots of the key list have set is refused. Where they set none
+//! for this board, a version older than the running one is refused. A manifest becomes a boot entry word for
 //! word, so it has one line per key and no control characters. Two formats: 1 has one signature without a
-//! key's name and no index; agents before the second one read no other. Leaves to others: whose keys count
+//! key's name and no index; agents before the second one read no other. Leaves to others: which keys count
 //! (`keys`); whether a slot may be written (`admission`).
 
 use super::keys;
@@ -72,7 +72,7 @@ pub struct Refusal {
 /// The kinds of refusals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// It is not the block that was asked for: a server's fault.
+    /// It is not the requested block: a server's fault.
     WrongDigest,
     /// No key that counts has signed it.
     NoSignature,
@@ -104,7 +104,7 @@ impl Reason {
     }
 }
 
-/// What an update is judged by.
+/// The facts that decide about an update.
 #[derive(Debug)]
 pub struct Terms<'a> {
     /// The board of this device.
@@ -119,7 +119,7 @@ pub struct Terms<'a> {
     pub below_floor: bool,
 }
 
-/// How a system is named: the SHA-256 of its block.
+/// The name of a system: the SHA-256 of its block.
 pub fn digest_of(block: &[u8]) -> String {
     hex(&Sha256::digest(block))
 }
@@ -151,8 +151,8 @@ pub fn verify(
     Ok(manifest)
 }
 
-/// The roots' floor counts for everybody. It also takes the place of the version that runs: after a stolen
-/// key has signed a version that no later one can reach, the roots bring the devices back by it.
+/// The roots' floor counts for every device. It also replaces the limit of the running version: if a stolen
+/// key has signed a version that no later one can reach, the roots bring the devices back by a floor.
 fn is_recent(board: &str, version: &str, terms: &Terms<'_>) -> Result<(), String> {
     let floor = if let Trust::List(list) = terms.trust { list.floor(board) } else { None };
     let anyway = "--allow-older takes it all the same";

@@ -1,9 +1,9 @@
 //! The update of a running agent: fetches the wanted system, writes it, arms it, and restarts the machine.
 //!
 //! Level-triggered: each turn compares the records, the slots and the wish, and makes one step: a record or
-//! an order. Always holds: what comes next is on the disk before it is ordered; the other slot is not written
-//! during a trial, nor while it is the way back; a system is armed only by a process that has contact. Leaves
-//! to others: verdicts (`config::start`), performing (the shell).
+//! an order. Always holds: a step is recorded on the disk before it is ordered; the other slot is not written
+//! during a trial, nor while it is the way back. Only a process with contact arms a system. Leaves to others:
+//! verdicts (`config::start`), performing (the shell).
 
 use super::records::{Again, Fault, MOST_ATTEMPTS, State, WantedRecord, Wish};
 use super::{By, Entry, Kind, Slots, SystemEvent, SystemOrder};
@@ -422,7 +422,7 @@ fn restart(kind: Kind, into: String) -> Next {
     }
 }
 
-/// Whether a window of `kedge.maintenanceWindows` is open, or there are none.
+/// Whether a window of `kedge.maintenanceWindows` is open, or the list is empty.
 fn is_open(config: &Config, now: Now) -> bool {
     if config.maintenance_windows.is_empty() {
         return true;

@@ -1,6 +1,6 @@
-//! The system that a configuration wants: the disk image of a machine with two slots, or the program alone
-//! of a plain installation. Both are handled alike: "slot" stands for an installed program there, and the
-//! packaged program, which starts the others, for the boot loader.
+//! The system that a configuration wants: the disk image of a machine with two slots, or the program alone of
+//! a plain installation. Both are handled alike. Without slots, an installed program takes the part of a
+//! slot, and the packaged program, which starts the others, that of the boot loader.
 //!
 //! Owns the decisions of a running agent (`actor`), and the records that outlive a process and a slot
 //! (`records`); `starter` decides which program runs on a machine without slots. Always holds: a verdict is
@@ -15,7 +15,7 @@ pub mod starter;
 use crate::config::digest::Digest;
 use crate::kubelet::wanted::Pinned;
 
-/// What is updated here.
+/// The part of this machine that updates replace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
     /// A disk image with two slots: `kedge.system`.
@@ -44,7 +44,7 @@ pub struct Slot {
     pub digest: Option<Digest>,
     pub version: String,
     pub entry: Entry,
-    /// By whose order its entry was made.
+    /// The origin of its entry.
     pub by: By,
     /// Why its last trial failed, if its health check recorded it.
     pub failure: Option<Failure>,
@@ -71,7 +71,7 @@ impl Entry {
     }
 }
 
-/// By whose order a slot is tried.
+/// The origin of a slot's trial.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum By {
     #[default]
@@ -128,7 +128,7 @@ pub enum SystemEvent {
     Slots(Slots),
     /// How much of a fetch is here.
     Progress(u8),
-    /// The order was performed; or why not yet.
+    /// The order was performed, or the reason why not yet.
     Done(Result<(), String>),
     /// The system is refused for good.
     Refused { reason: &'static str, message: String },

@@ -1,9 +1,9 @@
-//! The records of systems below `--root-dir/system/`: `wanted`, the update under way, and `bad`, what
-//! systems did here.
+//! The records of systems below `--root-dir/system/`: `wanted`, the update under way, and `bad`, the faults
+//! of systems on this machine.
 //!
 //! Always holds: agents of different versions read and write them in turn, for each slot has its own agent.
-//! So the form is fixed (`kedge.dev/system-v1`), fields that this version does not know are kept, and a
-//! record that cannot be read counts as none. What a system did is in `bad` alone, never in the list of bad
+//! So the form is fixed (`kedge.dev/system-v1`), fields that this version does not know are kept, and an
+//! unreadable record counts as absent. The fault of a system is in `bad` alone, never in the list of bad
 //! configurations. Leaves to others: when to write (`config::system`, `actor`).
 
 use super::{Failure, Kind};
@@ -15,12 +15,12 @@ use serde_json::{Map, Value, json};
 const API_VERSION: &str = "kedge.dev/system-v1";
 /// Most systems, and most pairs, in `bad`.
 const MOST_BAD: usize = 16;
-/// Counted silent attempts of a system, and other attempts that come to nothing.
+/// Most counted silent attempts of a system, and most other attempts that fail.
 pub(crate) const MOST_ATTEMPTS: u8 = 3;
 /// First wait before a suspected system is tried again; it doubles, up to a day.
 const FIRST_WAIT_MS: u64 = 3_600_000;
 const LONGEST_WAIT_MS: u64 = 24 * FIRST_WAIT_MS;
-/// Wait after tries that ended without a word.
+/// Wait after tries that ended without a reason.
 const WORDLESS_WAIT_MS: u64 = 600_000;
 
 /// How far an update has come.
@@ -62,7 +62,7 @@ impl State {
     }
 }
 
-/// What a payload wants of this machine.
+/// The system that a payload wants for this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wish {
     pub kind: Kind,
@@ -92,7 +92,7 @@ pub struct WantedRecord {
     pub(super) rest: Map<String, Value>,
 }
 
-/// The fields of a JSON object, taken one by one; what is left is unknown.
+/// The fields of a JSON object, taken one by one; the remaining ones are unknown.
 struct Fields(Map<String, Value>);
 
 impl Fields {
@@ -184,7 +184,7 @@ impl WantedRecord {
         self.wish.pinned.digest
     }
 
-    /// Reads `wanted`; `None` if nothing is.
+    /// Reads `wanted`; `None` if no system is wanted.
     ///
     /// # Errors
     /// It is damaged.
@@ -240,12 +240,12 @@ impl WantedRecord {
     }
 }
 
-/// What a system did.
+/// The fault of a system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Its trial had no contact.
     Contact,
-    /// Its tries ended without a word.
+    /// Its tries ended without a reason.
     Cuts,
     /// Everything else.
     Failed,
@@ -276,7 +276,7 @@ pub struct BadSystem {
     rest: Map<String, Value>,
 }
 
-/// `bad`: what systems did here.
+/// `bad`: the faults of systems on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BadSystems {
     /// The oldest first.

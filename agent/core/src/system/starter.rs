@@ -2,7 +2,7 @@
 //! configuration asked for. The packaged program decides it at each start, before anything else.
 //!
 //! Always holds: a start of a program on trial is counted before it begins, so three starts that end without
-//! a word from it bring back the program before it; each way ends at the packaged program, which nothing here
+//! its report bring back the program before it. Each way ends at the packaged program, which nothing here
 //! changes. Another package installed by a person ends all other choices. Fields of the record that this
 //! version does not know are kept, because the packaged program may be years older than the one it starts.
 //!
@@ -86,7 +86,7 @@ pub struct Record(Map<String, Value>);
 
 impl Record {
     /// # Errors
-    /// The content is no record, or one of a later format.
+    /// The content is not a record, or has a later format.
     pub fn read(content: &[u8]) -> Result<Self, String> {
         let value: Value = kedge_api::read::from_slice(content).map_err(|error| error.to_string())?;
         match value {

@@ -115,7 +115,7 @@ pub(super) fn at(server: &ApiServer, settings: &OsStr) -> OsString {
     word
 }
 
-/// The server, if one stands there, and the settings.
+/// The server, if the word names one, and the settings.
 fn apart(word: &str) -> (Option<ApiServer>, &str) {
     match word.split_once(' ') {
         Some((url, settings)) if url.starts_with("https://") => (ApiServer::of_url(url), settings),

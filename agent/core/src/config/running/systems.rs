@@ -1,8 +1,9 @@
-//! The system under the configuration of a running agent: what it wants, whether the one that runs is
-//! proven, and the records of an update.
+//! The system under the configuration of a running agent: the wanted one, whether the running one is proven,
+//! and the records of an update.
 //!
-//! Always holds: a wait for a system ends as soon as a start would run the assigned config; nothing is
-//! condemned here. Leaves to others: rules s and g (`config::system`), the update (`crate::system::actor`).
+//! Always holds: a wait for a system ends as soon as a start would run the assigned config; this module
+//! declares nothing bad. Leaves to others: rules s and g (`config::system`), the update
+//! (`crate::system::actor`).
 
 use crate::answer::Now;
 use crate::config::digest::Digest;
@@ -42,7 +43,7 @@ impl Configuration {
         &self.disk.systems
     }
 
-    /// What the assigned payload wants.
+    /// The system that the assigned payload wants.
     pub(crate) fn asked(&self) -> &Asked {
         &self.asked
     }
@@ -74,12 +75,12 @@ impl Configuration {
         self.timing.is_heard && now.mono.saturating_sub(self.timing.silent_since) <= CONTACT_WITHIN
     }
 
-    /// Whether the running system is proven, and goes on being so.
+    /// Whether the running system is proven, and stays so.
     pub(crate) fn has_proven_system(&self, now: Now) -> bool {
         self.is_heard(now) && self.ran_ms(now) >= self.in_use.terms.settled_after_ms()
     }
 
-    /// What the assigned payload wants, unless it or its system is condemned.
+    /// The system that the assigned payload wants, unless one of the two is bad.
     pub(crate) fn wish(&self) -> Option<&Wish> {
         let (wish, payload) = (self.asked.wish.as_ref()?, self.assigned_payload()?);
         let digest = wish.pinned.digest;
@@ -93,7 +94,7 @@ impl Configuration {
         (is_free && !is_condemned).then_some(wish)
     }
 
-    /// Whether it is known what is wanted, if anything is.
+    /// Whether the wanted system, or its absence, is known.
     pub(crate) fn knows_wish(&self) -> bool {
         let obstacle = self.standing.obstacle();
         obstacle.is_none_or(|obstacle| matches!(obstacle, Obstacle::Marked { .. }) || obstacle.is_of_system())
@@ -129,7 +130,7 @@ impl Configuration {
         self.disk.last_known_good.known().cloned().unwrap_or_default()
     }
 
-    /// The system that a config is promoted with: none as long as none was ever wanted.
+    /// The system that a config is promoted with; `None` as long as no config has wanted one.
     pub(super) fn promoted_system(&self) -> Option<Digest> {
         let back = self.way_back();
         let runs = self.slots().and_then(|slots| slots.running.digest);
