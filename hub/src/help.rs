@@ -15,7 +15,7 @@ pub struct Command {
     pub arguments: &'static str,
     /// One line, for the list of all.
     pub about: &'static str,
-    /// What else its own page says.
+    /// The further text of its own page.
     pub more: &'static str,
     /// The flags it takes, by name.
     pub flags: &'static [&'static str],
@@ -25,7 +25,7 @@ pub struct Command {
 pub struct Flag {
     pub name: &'static str,
     pub short: Option<char>,
-    /// What follows it; empty if nothing does.
+    /// The value that follows it; may be empty.
     pub value: &'static str,
     pub about: &'static str,
 }

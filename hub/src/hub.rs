@@ -451,7 +451,7 @@ impl Hub {
     }
 
     /// The end of everything that an authority of this name signed, in Unix time: its retirement, or
-    /// `i64::MAX` if that time is unknown. `None`: what it signed counts.
+    /// `i64::MAX` if that time is unknown. `None`: its certificates count.
     pub(crate) fn ended(&self, authority: Option<&str>) -> Option<i64> {
         let authorities = self.authorities()?;
         let named = authorities.all.iter().find(|known| Some(known.name.as_str()) == authority);

@@ -1,6 +1,6 @@
 //! `kedge-hub user create|revoke` and `kedge-hub kubeconfig`: credentials for people, each with a name.
 //!
-//! Always holds: the key is made here and only printed; the certificate has the user's name and no group, so
+//! Always holds: the key is made here and only printed. The certificate has the user's name and no group, so
 //! its rights are those that bindings give to the name, and a revocation of the name ends them. No
 //! credentials are made for a revoked user. The role is bound before anything is signed, by the running hub,
 //! so the audit log has both. Left to others: the credentials (`pki`), the request (`asking`).
@@ -27,8 +27,8 @@ const MAPS: &str = "/api/v1/namespaces/kube-system/configmaps";
 /// Runs the command `user`.
 ///
 /// # Errors
-/// The user is revoked, the role does not exist, or no hub runs where one is needed; the directory is not
-/// that of a hub that was started once; a file cannot be written.
+/// The user is revoked, the role does not exist, or no hub runs where one is needed. The directory is not
+/// that of a hub that was started once. A file cannot be written.
 pub async fn run(command: &UserCommand) -> Result<Printed, String> {
     match &command.act {
         UserAct::Create(new) => create(&command.data_dir, new).await,

@@ -662,7 +662,7 @@ fn stalled_disk_refuses_changes_and_loses_nothing() {
         assert!(text.contains("the disk has not finished a commit for "), "{text}");
     }
     assert!(metric(&mut client, "kedge_hub_store_oldest_unfinished_commit_seconds") >= 5);
-    // the page for people stays up, and says it
+    // the page for people stays up, and shows the fault
     let page = client.get("/fleet");
     assert_eq!(page.code, 200);
     let page = String::from_utf8(page.body).unwrap();

@@ -16,12 +16,12 @@ const TRIES: u8 = 3;
 const GOOD_TRIES: u8 = 5;
 const SYSTEMS: [&str; 3] = ["X", "Y", "Z"];
 
-/// What a system does once it is started.
+/// The behaviour of a started system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nature {
     #[default]
     Good,
-    /// It never comes to the agent.
+    /// It never starts the agent.
     Hangs,
     /// It has no network.
     Deaf,
@@ -43,7 +43,7 @@ pub struct Machine {
     fetched: Option<Digest>,
     /// The machine was ordered to restart.
     pub restarts: bool,
-    /// What can be fetched.
+    /// The update can be fetched.
     pub is_served: bool,
     /// A restart waits for a command.
     pub boots: u32,

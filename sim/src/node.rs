@@ -622,7 +622,7 @@ impl Node {
             return false;
         };
         let request = process.requests.remove(0);
-        // whatever credential the caller shows
+        // with any credential of the caller
         let is_public = request.key() == RequestKey::Version;
         let instead =
             instead.filter(|answer| !(is_public && matches!(answer, Answer::Refused { status: 401, .. })));

@@ -1,5 +1,5 @@
-//! A machine with two slots is pushed a system, and its power fails once: before any write or order there
-//! is, from either slot, with one agent in both systems and with two.
+//! A machine with two slots gets a new system, and its power fails once: before each of its writes and
+//! orders, from either slot, with one agent in both systems and with two.
 //!
 //! Always holds: after the fault the node ends where it would have ended without one. Leaves the texts and
 //! single rules to `scenarios/systems.txt`.
@@ -28,7 +28,7 @@ struct Case {
     /// Whether the pushed system has another version of the agent.
     is_another_agent: bool,
     minutes: u64,
-    /// What runs in the end, and its `maxPods`.
+    /// The system that runs in the end, and its `maxPods`.
     expect: (&'static str, u32),
 }
 

@@ -1,7 +1,7 @@
 //! Texts of nodes and clients, made harmless to show: without invisible characters, and cut.
 //!
 //! Always holds: the result has no control character, none that reorders or hides text, and at most the named
-//! number of characters; the work is bounded by that number, not by the text. Left to others: escaping for
+//! number of characters. The work is bounded by that number, not by the text. Left to others: escaping for
 //! the language that the text is put into.
 
 /// Shown in place of a character that is not shown as it is.
@@ -43,7 +43,7 @@ pub fn is_simple(text: &str) -> bool {
     !text.is_empty() && !text.starts_with('-') && text.as_bytes().iter().all(simple)
 }
 
-/// Characters that reorder their neighbours, or that nobody sees.
+/// Characters that reorder their neighbours, or are invisible.
 fn is_hidden(character: char) -> bool {
     matches!(character,
         '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'

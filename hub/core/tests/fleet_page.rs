@@ -1,5 +1,5 @@
-//! The pages of the fleet: what they say (golden), what they leave out, how large they are, and that no text
-//! of a node or client becomes markup.
+//! The pages of the fleet: their content (golden), the parts that they leave out, their size, and that no
+//! text of a node or client becomes markup.
 
 #![allow(clippy::disallowed_methods, reason = "tests read what they wrote themselves")]
 #![allow(clippy::unwrap_used, reason = "a failed step ends the test")]

@@ -13,13 +13,13 @@ use serde_json::Value;
 /// Namespace and name.
 type Place = (String, String);
 
-/// See the module. Always holds: an object is the newest version that was heard of.
+/// See the module. Always holds: an object is the newest version that was received.
 #[derive(Debug, Default)]
 pub(super) struct Mirror {
     kinds: BTreeMap<&'static str, BTreeMap<Place, Arc<Object>>>,
 }
 
-/// The object in a value of an API server; `None` if it is none.
+/// The object in a value of an API server; `None` if the value is not an object.
 fn read(kind: &'static Kind, value: &Value) -> Option<Arc<Object>> {
     let revision = value["metadata"]["resourceVersion"].as_str()?.parse().ok()?;
     Object::new(kind, value, revision).map(Arc::new)

@@ -1,8 +1,8 @@
 //! `kedge-hub controllers --kubeconfig FILE`: controllers of the hub beside another API server.
 //!
-//! Always holds: the decisions are those of the hub's controllers, from a mirror that list and watch keep;
-//! each write names the version that it was decided from, so a concurrent change is a conflict and a later
-//! step; an action that requires the rollout to be unchanged reads it first, so a pause counts at once. One
+//! Always holds: the decisions are those of the hub's controllers, from a mirror that list and watch keep.
+//! Each write names the version that it was decided from, so a concurrent change is a conflict and a later
+//! step. An action that requires the rollout to be unchanged reads it first, so a pause counts at once. One
 //! process acts at a time: the holder of the Lease `kube-system/kedge-controllers`, judged by this machine's
 //! running time, not by its clock. Left to others: the decisions (`kedge_hub_core::controllers`).
 
@@ -87,7 +87,7 @@ fn path(kind: &Kind, namespace: &str, name: &str) -> String {
     format!("{group}/{}{within}/{}{name}", kind.version, kind.plural)
 }
 
-/// ConfigMaps are read in one namespace: others may be many, and none of this program's business.
+/// ConfigMaps are read in one namespace: others may have many, and this program needs none of them.
 fn scope(kind: &Kind) -> &'static str {
     if kind.plural == "configmaps" { kedge_hub_core::kinds::config_rollout::NAMESPACE } else { "" }
 }
@@ -138,7 +138,7 @@ async fn follow_once(
                 sender.send(news).await.map_err(|error| error.to_string())?;
             }
         }
-        // a server that ends each watch at once is not asked in a loop
+        // a server that ends each watch at once must not make this a busy loop
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Always holds: over TLS, trusting the kubeconfig's authority alone; every wait but that of a watch has a
 //! limit, every answer a size. One connection for each request: a rollout sends a few a second. Left to
-//! others: what is asked, and in which order (`mod`).
+//! others: the requests and their order (`mod`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

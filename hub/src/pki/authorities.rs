@@ -9,7 +9,7 @@
 //! Always holds: there is one authority that signs; at most two are trusted; an authority that is in
 //! `authorities.json` is durable. A power cut after any write leaves a state from which the same command
 //! continues. A damaged or missing file is an error, as for the first authority: a silent new one would lock
-//! out every device. Left to others: who may do this and when (`ca_command`).
+//! out every device. Left to others: the conditions of each step (`ca_command`).
 //!
 //! On disk, in `pki/`: authority 1 is `ca.pem`, number N is `ca-N.pem`. Each file has the key (none once it
 //! is retired) and the certificate. From number 2 on it also has a certificate of the same key that the
@@ -380,7 +380,7 @@ impl State {
             |value: &Value| u8::try_from(value.as_u64()?).ok().filter(|n| (1..=MAX_NUMBER).contains(n));
         let signing = number(&value["signing"])?;
         let retired: BTreeSet<u8> = value["retired"].as_array()?.iter().map(number).collect::<Option<_>>()?;
-        // an older hub wrote neither of these, and what cannot be read is unknown
+        // an older hub wrote neither of these, and unreadable ones are unknown
         let retired_at = by_number(&value["retiredAt"], Value::as_i64);
         let signs_after = by_number(&value["signsAfter"], Value::as_u64);
         (!retired.contains(&signing)).then_some(State { signing, retired, retired_at, signs_after })
@@ -392,8 +392,8 @@ impl State {
         format!("{state}\n")
     }
 
-    /// What both know. The directory knows best what was retired, and so does the backup. `None`: each
-    /// authority is retired in one of them.
+    /// The facts of both. A retirement that either of them knows counts. `None`: each authority is retired in
+    /// one of them.
     fn united(self, other: State) -> Option<State> {
         let retired: BTreeSet<u8> = self.retired.union(&other.retired).copied().collect();
         let signing = [self.signing.max(other.signing), self.signing, other.signing];
@@ -446,8 +446,8 @@ pub(crate) fn key_files(data_dir: &Path) -> Result<Vec<String>, PkiError> {
     Ok(names)
 }
 
-/// The content that a restore writes over an existing file of the authorities: `None` leaves it as it is.
-/// The directory knows best what was retired, and so does the backup.
+/// The content that a restore writes over an existing file of the authorities: `None` leaves it as it is. An
+/// authority that is retired in the directory or in the backup stays retired.
 ///
 /// # Errors
 /// The files are of different authorities.
@@ -584,7 +584,7 @@ mod tests {
         assert_eq!(Authorities::load(&data).unwrap().chain().len(), 2, "for nodes that know number 1 alone");
     }
 
-    /// Certificates are told by their numbers, also of a hub that went back once.
+    /// Numbers tell certificates apart, also those of a hub that went back once.
     #[test]
     fn numbers_tell_which_authority_signed() {
         let (data, first) = hub("numbers");

@@ -78,8 +78,8 @@ impl Holders {
     }
 }
 
-/// Whether this authority signed a node's newest certificate, and the certificate has not expired: one that
-/// has is good for a return alone, which it still is when its authority is retired.
+/// Whether this authority signed a node's newest certificate, and the certificate has not expired. An expired
+/// one is good for a return alone, also after its authority is retired.
 fn holds(newest: &Newest, authority: &Known, now: OffsetDateTime) -> bool {
     let signed = authority.numbers.as_ref().is_some_and(|numbers| numbers.contains(&newest.issue));
     signed && now.unix_timestamp() < newest.not_after

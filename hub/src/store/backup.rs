@@ -10,8 +10,8 @@
 //! twice. The issue number is raised, too. Denied nodes, users and certificates stay denied: by the backup,
 //! by the directory, or by the last act in its audit log. Of two records of a node's newest credential the
 //! newer one counts, so an old copy of a disk does not become the newest one. Bootstrap tokens of the backup
-//! are void, because nobody knows which of them were used. Renewals of the last seconds may be missing, as
-//! after a crash. Left to others: the file format (`sqlite`), the checksum (`trailer`).
+//! are void, because their uses since then are unknown. Renewals of the last seconds may be missing, as after
+//! a crash. Left to others: the file format (`sqlite`), the checksum (`trailer`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -697,9 +697,9 @@ fn deny_by_log(data_dir: &Path, list: &mut Value, issue: u64) -> Result<(), Open
     Ok(())
 }
 
-/// Makes a new store of a file, or an empty one if it does not exist: in the present format, with these
-/// marks, with this deny list if one is given, and with these records of credentials. It is durable on
-/// return; returns the facts for the directory's marker.
+/// Makes a new store of a file, or an empty one if it does not exist: in the present format, with these marks
+/// and records of credentials, and with this deny list if one is given. It is durable on return; returns the
+/// facts for the directory's marker.
 fn finish(
     lock: Arc<File>,
     data_dir: &Path,
@@ -1118,7 +1118,7 @@ mod tests {
             r#"RoleBinding shop/joe gives "edit" to User "joe""#,
         ];
         assert_eq!(restore(&data, &file, false).unwrap().granted, expect);
-        // of a lost store nothing is known
+        // a lost store has no bindings to compare with
         fs::write(data.join("state.db"), "").unwrap();
         assert_eq!(restore(&data, &file, false).unwrap().granted.len(), 3);
     }
@@ -1187,11 +1187,11 @@ mod tests {
         let done = restore(&data, &file, false).unwrap();
         assert_eq!((known(&data), done.newer), (of(&[("a", 7), ("b", 3), ("c", 4), ("d", 6)]), 2));
         assert_eq!(done.reserved, Spaces { common: 33, leases: 31 });
-        // whatever else is forgotten
+        // even if all else is forgotten
         assert_eq!(restore(&data, &file, true).unwrap().newer, 2);
         assert_eq!(known(&data), of(&[("a", 7), ("b", 3), ("c", 4), ("d", 6)]));
         assert_eq!((begin_anew(&data).unwrap().newer, known(&data).len()), (4, 4));
-        // nothing is known elsewhere
+        // no other place has a record
         let other = folder.join("other");
         restore(&other, &file, false).unwrap();
         assert_eq!(known(&other), of(&[("a", 2), ("b", 3), ("c", 4)]));

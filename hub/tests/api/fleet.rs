@@ -1,5 +1,5 @@
-//! `/fleet`: who sees what, what a browser is told, that links lead somewhere, and that pages and metrics
-//! have the numbers of the objects.
+//! `/fleet`: the rights of readers, the headers for browsers, that links lead somewhere, and that pages and
+//! metrics have the numbers of the objects.
 
 use std::collections::BTreeSet;
 
@@ -100,7 +100,7 @@ fn page_needs_the_path_and_the_list_of_nodes() {
         }
     }
     assert_eq!(hub.anonymous().get("/fleet").code, 401);
-    // what the administrator was shown just now is not handed to others
+    // the page that the administrator has just seen is not handed to others
     assert!(page(&mut admin, "/fleet").contains("CrashLoopBackOff"));
     let (code, text) = as_user(&mut admin, "both", "GET", "/fleet");
     assert_eq!(code, 200);

@@ -609,7 +609,7 @@ fn no_history_revives_a_revoked_credential() {
         let has = |act: &str| history.iter().any(|done| done.starts_with(act));
         assert!(["revoke", "readmit", "restore", "kill"].iter().all(|act| has(act)), "{history:?}");
         assert!(given.iter().filter(|one| one.is_revoked).count() >= 2, "{history:?}");
-        // and whoever is let in, is in
+        // and a readmitted node has access
         for name in NODES_OF_ALL {
             hub.command(&["node", "readmit", name]);
             let anew = hub.command(&["node-kubeconfig", name]);

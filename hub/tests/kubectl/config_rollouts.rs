@@ -211,8 +211,8 @@ impl Drop for Elsewhere {
     }
 }
 
-/// The same controller beside an API server, here a hub that leaves rollouts to it; a second process goes on
-/// when the first is gone.
+/// The same controller beside an API server, here a hub that leaves rollouts to it; a second process
+/// continues when the first is gone.
 #[test]
 fn rollout_goes_on_from_another_process() {
     let hub = Hub::with(&["--config-rollouts", "off"]);

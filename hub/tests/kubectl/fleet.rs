@@ -1,4 +1,4 @@
-//! The lines that the pages of the fleet show: kubectl gives what the pages say. And the way to the pages by
+//! The lines that the pages of the fleet show: kubectl prints the same numbers. Also the way to the pages by
 //! `kubectl proxy`.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -68,7 +68,7 @@ fn kubectl_gives_the_numbers_of_the_pages() {
                 let value = value.replace('\'', "&#39;").replace('<', "&lt;").replace('>', "&gt;");
                 let shown = text.split(&format!("<bdi>{value}</bdi><td class=n><a href=\"")).nth(1);
                 let shown = shown.map(|rest| rest.split_once('>').unwrap().1.split('<').next().unwrap());
-                // what is as wanted is left out
+                // conditions in their wanted state are left out
                 assert!(
                     shown == Some(count) || (shown.is_none() && value.starts_with("True: ")),
                     "{line}: {row}"
@@ -98,7 +98,7 @@ fn kubectl_gives_the_numbers_of_the_pages() {
 }
 
 impl Kubectl {
-    /// The first page through `kubectl proxy`, and what the proxy was asked.
+    /// The first page through `kubectl proxy`, and the requests that the proxy got.
     fn proxied(&self, path: &str, flags: &str) -> String {
         let mut proxy = self.process(&format!("proxy --port=0 {flags}"));
         let mut proxy = proxy.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();

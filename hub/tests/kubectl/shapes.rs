@@ -1,5 +1,5 @@
 //! Manifests in the shapes of public ones, as kubectl applies and deletes them: the kinds and fields that 23
-//! programs for edge nodes have, in our own words. And what some of these programs do by the API.
+//! programs for edge nodes have, in our own words. Some of these programs also make their API requests here.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::rights::program;
 
 const RIGHTS: &str = "rbac.authorization.k8s.io/v1";
 
-/// A manifest, and parts of the refusals of what this hub does not have; none: it applies whole.
+/// A manifest, and parts of the refusals of features that this hub lacks; empty: it applies whole.
 struct Shape {
     name: &'static str,
     objects: Vec<Value>,
@@ -511,7 +511,7 @@ fn shapes() -> Vec<Shape> {
     all
 }
 
-/// Seventeen apply whole; of the others everything but what the refusals name. All are deleted again.
+/// Seventeen apply whole; of the others everything but the refused objects. All are deleted again.
 #[test]
 fn public_shapes_apply_and_are_deleted() {
     with_newest_kubectl(|_, kubectl| {
@@ -519,7 +519,7 @@ fn public_shapes_apply_and_are_deleted() {
         assert_eq!((all.len(), all.iter().filter(|shape| shape.refused.is_empty()).count()), (23, 17));
         for Shape { name, objects, refused } in &all {
             let text: String = objects.iter().map(|object| format!("{object}\n")).collect();
-            // what the hub refuses would be refused by its schema first
+            // kubectl's check of the schema would come before the hub's refusal
             let outcome = kubectl.run_with("apply --validate=false -f -", &text);
             let made = outcome.out.lines().filter(|line| line.ends_with(" created")).count();
             assert_eq!(made, objects.len() - refused.len(), "{name}: {outcome:?}");
@@ -582,7 +582,7 @@ fn manifests_of_the_guide_apply() {
 }
 
 /// A reboot daemon takes its lock and drains, a log shipper follows the pods of its node, a problem detector
-/// reports a condition: each with its service account, and nothing besides.
+/// reports a condition. Each has the rights of its service account alone.
 #[test]
 fn programs_do_their_work_with_their_rights() {
     with_newest_kubectl(|hub, kubectl| {

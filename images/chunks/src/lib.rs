@@ -1,9 +1,8 @@
 //! Cuts a root file system into chunks by its content, and writes the index of them.
 //!
-//! Always holds: a chunk ends where its last 64 bytes say so, whatever stands before, so bytes that were
-//! inserted or removed change the chunks around them and no others. The cuts are a matter of the builder
-//! alone: other cuts cost a device more bytes, once. Leaves to others: reading the index
-//! (`kedge_core::slot::chunks`).
+//! Always holds: the last 64 bytes of a chunk alone decide its end, so bytes that were inserted or removed
+//! change the chunks around them and no others. The cuts are a matter of the builder alone: other cuts cost a
+//! device more bytes, once. Leaves to others: reading the index (`kedge_core::slot::chunks`).
 
 use sha2::{Digest, Sha256};
 

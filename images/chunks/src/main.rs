@@ -1,4 +1,4 @@
-//! `kedge-chunks FILE >INDEX`: what `images/build` runs for the root of an update.
+//! `kedge-chunks FILE >INDEX`: `images/build` runs it for the root of an update.
 
 use std::io::Write;
 use std::process::ExitCode;

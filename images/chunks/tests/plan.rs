@@ -1,4 +1,4 @@
-//! What a device finds in its running root, by the indexes that a build wrote.
+//! The chunks that a device finds in its running root, by the indexes that a build wrote.
 
 use kedge_core::slot::chunks::{CHUNK_BYTES, Index, Local, Source, plan};
 
@@ -60,8 +60,8 @@ fn equal_roots_need_nothing() {
     assert_eq!(remote, root.len(), "nothing in common");
 }
 
-/// A new program of 64 KiB in 4 MiB, of another length, and everything behind it moved: seven chunks at most
-/// hold the change, and blocks of 4 KiB at fixed places would bring half of the root.
+/// A new program of 64 KiB in 4 MiB, of another length, moves everything behind it. Seven chunks at most hold
+/// the change; blocks of 4 KiB at fixed places would fetch half of the root.
 #[test]
 fn moved_content_is_found() {
     let (old, new) = (noise(4, 60 << 10), noise(5, 65_537));

@@ -111,7 +111,7 @@ impl Program {
 }
 
 /// Replaces this process by another program, with these words after its path, and one variable more. Returns
-/// only if that failed; a file without a program's format is no script of a shell.
+/// only if that failed; a file without a program's format is not run as a shell script.
 pub fn become_program(path: &Path, words: &[OsString], variable: (&str, &str)) -> io::Error {
     let assigned = |name: &OsStr, value: &OsStr| [name.as_bytes(), b"=", value.as_bytes()].concat();
     let (name, value) = variable;

@@ -21,7 +21,7 @@ const QUIET: Duration = Duration::from_secs(60);
 /// message.
 const SAME: f64 = 1.02;
 
-/// What one node cost.
+/// The cost of one node.
 struct Cost {
     first_bytes: usize,
     first: Trace,

@@ -1,7 +1,7 @@
 //! The cost of a decision by roles: reviews of a caller's right, while others have few or many bindings.
 //!
-//! Always holds: a real hub over real TLS; the counts are those of the whole request, so that what grows with
-//! the bindings of others shows, however little it is.
+//! Always holds: a real hub over real TLS; the counts are those of the whole request, so that even a small
+//! growth with the bindings of others shows.
 
 use kedge_rig::client::Connection;
 use kedge_rig::error::RigError;

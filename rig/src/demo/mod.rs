@@ -1,7 +1,7 @@
-//! The chapters of `make try`: three real agents and a real hub; a good configuration, one that does not
-//! parse, one that does not validate, one that would do harm, one under which the agent crashes, the repair,
-//! two variants in one ConfigMap, a move to another hub, and a rollout that stops; and meanwhile a pod on
-//! each node (`pods`), where this machine can run containers.
+//! The chapters of `make try`, with three real agents and a real hub. The configurations are a good one, one
+//! that does not parse, one that does not validate, one that would do harm, one under which the agent
+//! crashes, and the repair. Then come two variants in one ConfigMap, a move to another hub, and a rollout
+//! that stops. Meanwhile each node runs a pod (`pods`), where this machine can run containers.
 //!
 //! Owns the order of events and the results expected in each chapter. Always holds: a chapter ends only when
 //! the API server shows its expected result; a late heartbeat at any time before the move is a failure. It
@@ -529,7 +529,7 @@ impl Demo {
         }
     }
 
-    /// What words mean, where they come first.
+    /// The meaning of words, where they first appear.
     fn gloss(&mut self, lines: &[&str]) {
         for line in lines {
             self.console.say(Tone::Plain, &format!("({line})"));

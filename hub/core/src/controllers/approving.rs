@@ -7,10 +7,10 @@
 //! Always holds: of two keys that ask for one name by bootstrap tokens only the first is approved. It uses
 //! its token once, however often the hub is killed in between. For that the key is reserved in the table of
 //! credentials first, then the use is counted, then the request is approved; each step may be repeated
-//! without effect. A reservation ends with its token: once all uses went to others it holds no name. What a
-//! person approves uses the token, too. An expired node is approved for the key of its newest credential
-//! alone. A request that waits for a person has the condition [`AWAITING`] with the reason. Left to others:
-//! the right to make a request (`identity`), signing (`certificates`).
+//! without effect. A reservation ends with its token: once all uses went to others it holds no name. A
+//! request that a person approves uses the token, too. An expired node is approved for the key of its newest
+//! credential alone. A request that waits for a person has the condition [`AWAITING`] with the reason. Left
+//! to others: the right to make a request (`identity`), signing (`certificates`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;

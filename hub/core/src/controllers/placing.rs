@@ -41,7 +41,7 @@ pub(super) struct Node {
     pub(super) is_lost: bool,
     /// Its agent is Kedge's, and can pull images ahead.
     pub(super) pulls_ahead: bool,
-    /// A ConfigRollout assigned it a configuration that it neither promoted nor refused yet: no update stops
+    /// A ConfigRollout assigned it a configuration that it neither promoted nor refused yet. No update stops
     /// a serving pod there meanwhile, so that one node is out for one reason.
     is_on_trial: bool,
     /// When an update may stop a serving pod there.

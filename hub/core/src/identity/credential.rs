@@ -17,7 +17,7 @@ pub struct Record {
     /// The id of the key ([`key_id`]) that a bootstrap token may get the first certificate for: of two
     /// requests for one name only the first is approved.
     pub pending: String,
-    /// What pays for that first certificate.
+    /// The use of a token that pays for that first certificate.
     pub payment: Payment,
 }
 

@@ -123,7 +123,7 @@ impl Identity {
         self.user.starts_with(SERVICE_ACCOUNT_PREFIX) || self.bootstrap_token().is_some()
     }
 
-    /// Whether this caller has a name that is none of the system's: neither a node nor a program.
+    /// Whether this caller is a person with a name: neither a node nor a program.
     pub fn is_person(&self) -> bool {
         !self.user.is_empty() && !self.user.starts_with("system:")
     }

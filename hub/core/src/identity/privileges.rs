@@ -1,13 +1,13 @@
-//! Changes that need a right besides that of the request, whatever object they are part of.
+//! Changes that need a right besides that of the request, in any object.
 //!
 //! Always holds: a right to patch nodes does not include configuring, forgiving, grouping or wiping them
-//! (verbs `assign` and `wipe` on `nodes/config`), and neither does one to write ConfigRollouts, or the
-//! ConfigMaps that they roll out; but whoever may patch a rollout may pause it. So one stolen device with the
-//! token of a program that patches nodes is no way to the others. A right to approve certificate requests is
-//! limited to the signers that a rule names (`approve` and `sign` on `signers`, as upstream). A right to edit
-//! the ConfigMaps of `kube-system` does not let stolen devices in again, unless a rule names the deny list. A
-//! PUT that creates needs the right to create. Left to others: nodes (`node_restriction`), roles and bindings
-//! (`escalation`).
+//! (verbs `assign` and `wipe` on `nodes/config`). Neither does one to write ConfigRollouts, or the ConfigMaps
+//! that they roll out; but a caller who may patch a rollout may pause it. So a stolen device with the token
+//! of a program that patches nodes gives no control of other devices. A right to approve certificate requests
+//! is limited to the signers that a rule names (`approve` and `sign` on `signers`, as upstream). A right to
+//! edit the ConfigMaps of `kube-system` does not let stolen devices in again, unless a rule names the deny
+//! list. A PUT that creates needs the right to create. Left to others: nodes (`node_restriction`), roles and
+//! bindings (`escalation`).
 
 use serde_json::Value;
 

@@ -1,8 +1,8 @@
 //! ConfigRollout: brings a configuration to the selected nodes, batch by batch.
 //!
 //! Always holds: a selector that is empty selects no node by accident (`allNodes` must say so); every number,
-//! share and duration that passed validation can be read by the controller. Left to others: who may write one
-//! (`identity::privileges`), and the rollout itself (`controllers::config_rollouts`).
+//! share and duration that passed validation can be read by the controller. Left to others: the right to
+//! write one (`identity::privileges`), and the rollout itself (`controllers::config_rollouts`).
 
 use serde_json::{Value, json};
 

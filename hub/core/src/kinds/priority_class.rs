@@ -70,7 +70,7 @@ fn cells(class: &Value, now: time::OffsetDateTime) -> Vec<Value> {
     ]
 }
 
-/// The priority that the class stands for.
+/// The priority that the class names.
 pub fn value(class: &Value) -> i64 {
     class["value"].as_i64().unwrap_or(0)
 }

@@ -1,10 +1,11 @@
-//! Service: what a chart says about its ports. Nothing gives a Service an address.
+//! Service: the ports that a chart declares. Nothing gives a Service an address.
 //!
-//! Always holds: `default/kubernetes`, by which clients find the API server, is the hub's own: it is made in
-//! memory at each start, has the hub's own address and port, and nobody else writes it. Every other Service
-//! has the cluster IP `None` (or none at all, as an ExternalName), so no client waits for or believes in one;
-//! each write is answered with a warning. Defaults, validation and texts are upstream's, as far as they
-//! apply to a Service without an address. Left to others: refusing writes of the hub's own (`requests`).
+//! Always holds: `default/kubernetes`, by which clients find the API server, is the hub's own. The hub makes
+//! it in memory at each start, with its own address and port, and refuses all writes of it. Every other
+//! Service has the cluster IP `None`, or as an ExternalName no field for one, so no client waits for an
+//! address. The hub answers each write with a warning. Defaults, validation and texts are upstream's, as far
+//! as they apply to a Service without an address. Left to others: refusing writes of the hub's own
+//! (`requests`).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -23,7 +24,7 @@ use crate::value::{at, text};
 pub const NAMESPACE: &str = "default";
 /// The name of the hub's own Service.
 pub const NAME: &str = "kubernetes";
-/// Why nobody writes it.
+/// Why its writes are refused.
 pub const OWN: &str = "the hub makes this Service at each start, it cannot be changed or deleted";
 
 const TYPES: [&str; 4] = [CLUSTER_IP, EXTERNAL_NAME, LOAD_BALANCER, NODE_PORT];
@@ -265,7 +266,7 @@ fn validate_affinity(spec: &Value, errors: &mut Errors) {
     }
 }
 
-/// Cluster IPs and what goes with them: there is none to give, so none may be asked for.
+/// Cluster IPs and the fields beside them: the hub has no addresses to give, so it refuses requests for one.
 fn validate_addresses(new: &Value, sort: &str, errors: &mut Errors) {
     let spec = &new["spec"];
     let (one, all) = (text(spec, &["clusterIP"]), list(spec, "clusterIPs"));

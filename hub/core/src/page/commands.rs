@@ -1,7 +1,7 @@
 //! The lines of kubectl that give what a page shows.
 //!
 //! Always holds: a line has no text of a node in it but one that a shell, grep and a terminal take as it is
-//! (`plain::is_simple`); so a line can be copied without reading it. Left to others: the numbers.
+//! (`plain::is_simple`). So a line can be copied without reading it. Left to others: the numbers.
 
 use crate::plain::is_simple;
 use crate::state::fleet::{By, Filter, STATES};

@@ -6,7 +6,7 @@ use super::html::{Html, Link, MESSAGE};
 use crate::kinds::schema::parse_time;
 use crate::value::rfc3339;
 
-/// The style of all pages; a browser is told its digest, and uses no other.
+/// The style of all pages; a header has its digest, so a browser uses no other.
 pub const STYLE: &str = include_str!("style.css");
 
 /// The place and time of a page.

@@ -1,8 +1,8 @@
 //! Writes HTML.
 //!
 //! Always holds: markup is written from literals alone, and every other text is escaped, cut, and without
-//! characters that hide or reorder others; so no string of a node or client becomes markup, however it
-//! reaches a page. Left to others: what a page says.
+//! characters that hide or reorder others. So no string of a node or client becomes markup, however it
+//! reaches a page. Left to others: the content of a page.
 
 use std::fmt::Display;
 

@@ -20,11 +20,11 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// The nodes after a name (empty: from the first on). Filters that ask for what the reader may not see
-    /// are refused: they would tell it by the number of nodes.
+    /// The nodes after a name (empty: from the first on). Filters for facts that the reader may not see are
+    /// refused: the number of nodes would reveal them.
     ///
     /// # Errors
-    /// The name of the parameter that is none, or that the reader may not use.
+    /// The name of an unknown parameter, or of one that the reader may not use.
     pub fn of(
         fleet: &Fleet,
         sees: Sees,

@@ -1,9 +1,9 @@
 //! The pages of the fleet: `/fleet`, its lists, nodes and rollouts, as HTML.
 //!
-//! Owns: what each page says, and in which order. Always holds: a page is a function of what is handed in; it
-//! has no script, no form and nothing from elsewhere; a part that its reader may not read is left out, not
-//! empty; every table is cut at a named number of rows and says how many it leaves out; each number leads to
-//! the list that it counts, and shows how kubectl counts it. Left to others: who may read what, and the
+//! Owns: the content of each page, and its order. Always holds: a page is a function of its arguments; it has
+//! no script, no form and nothing from elsewhere. A part that its reader may not read is left out, not empty.
+//! Every table is cut at a named number of rows and shows how many it leaves out. Each number leads to the
+//! list that it counts, and shows how kubectl counts it. Left to others: the rights of readers, and the
 //! headers (`kedge-hub`), the numbers ([`crate::state::fleet`]).
 
 mod commands;

@@ -16,7 +16,7 @@ pub const MOST_EVENTS: usize = 50;
 pub const MOST_PODS: usize = 50;
 const LABELS: usize = 50;
 
-/// What the page shows.
+/// The facts that the page shows.
 #[derive(Debug)]
 pub struct Shown<'a> {
     /// The Node.

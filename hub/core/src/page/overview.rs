@@ -1,4 +1,4 @@
-//! `/fleet`: what operators look at first, in that order.
+//! `/fleet`: the facts that operators look at first, in that order.
 
 use serde_json::Value;
 
@@ -60,7 +60,7 @@ impl Numbers {
     }
 }
 
-/// What the page shows.
+/// The facts that the page shows.
 #[derive(Debug)]
 pub struct Overview<'a> {
     pub numbers: &'a Numbers,

@@ -1,7 +1,7 @@
 //! The picture of a node's last day: one line for each of contact, configuration, system and pressure.
 //!
-//! Always holds: a quarter of an hour of which the hub knows nothing is drawn grey, not as good; the
-//! same is there in words, for readers that show no picture.
+//! Always holds: a quarter of an hour of which the hub knows nothing is drawn grey, not as good. The page has
+//! the same in words, for readers that show no picture.
 
 use super::html::Html;
 use crate::state::fleet::{CELLS, Level, Levels, TRACKS};
@@ -15,7 +15,7 @@ pub(super) fn picture(page: &mut Html, cells: &[Levels; CELLS]) {
         page.raw("<span>").show(name).raw("</span> <svg preserveAspectRatio=none viewBox=");
         page.value(format!("0 0 {CELLS} {HEIGHT}")).raw(">");
         for (from, to, level) in runs(cells, track) {
-            // a bad state is higher, too: not everybody sees colours
+            // a bad state is higher, too: some readers cannot tell colours apart
             let height = [8, 8, 13, HEIGHT][level as usize];
             page.raw(
                 ["<rect class=c0", "<rect class=c1", "<rect class=c2", "<rect class=c3"][level as usize],

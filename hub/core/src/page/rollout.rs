@@ -66,7 +66,7 @@ impl Rollout {
         self.phase == "Complete"
     }
 
-    /// The order on the page: what stands still first, then what goes on.
+    /// The order on the page: stopped and paused rollouts first, then those under way.
     pub fn rank(&self) -> (u8, String, String) {
         let rank = match self.phase.as_str() {
             "Stopped" => 0,
@@ -105,7 +105,7 @@ impl Rollout {
         let nodes = view["nodes"].as_array().map_or(&[][..], Vec::as_slice);
         let row = |node| ["node", "state", "why"].map(|field| text(node, &[field]));
         let mut rows: Vec<[&str; 3]> = nodes.iter().map(row).collect();
-        // what failed first, then what is under way
+        // failed nodes first, then those under way
         let rank = |state: &str| match state {
             "failed" => 0,
             "runs" => 3,

@@ -1,4 +1,4 @@
-//! What the reader of a page may read: a part for which the right lacks is left out.
+//! The rights of a page's reader: a part that needs a missing right is left out.
 
 /// The kinds that the reader of a page may list in all namespaces, besides Nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

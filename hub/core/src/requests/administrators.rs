@@ -1,6 +1,7 @@
-//! A warning about the change that takes the last binding by which somebody is an administrator by name.
+//! A warning about the change that removes the last binding that makes a person an administrator by name.
 //!
-//! Always holds: nothing is refused; the group `system:masters` is the way back, and needs no binding.
+//! Always holds: this module refuses nothing; the group `system:masters` is the way back, and needs no
+//! binding.
 
 use serde_json::Value;
 
@@ -30,7 +31,7 @@ pub(super) fn warning(
     (!is_left).then(|| WARNING.to_owned())
 }
 
-/// Whether a binding makes somebody an administrator who is not one without it.
+/// Whether a binding makes an administrator of a subject that is not one without it.
 fn makes_administrators(binding: &Value) -> bool {
     let is_masters =
         |subject: &Value| text(subject, &["kind"]) == "Group" && text(subject, &["name"]) == ADMIN_GROUP;

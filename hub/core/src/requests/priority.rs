@@ -1,8 +1,8 @@
 //! The priorities of pods, and the one default among PriorityClasses: upstream's admission plugin `Priority`.
 //!
-//! Always holds: a new pod has the priority and preemption policy of its class, whatever its creator wrote;
-//! at most one class is the default of pods without one, unless two writers race, and then the smaller value
-//! counts, as upstream. Left to others: the rules of a class (`kinds::priority_class`).
+//! Always holds: a new pod has the priority and preemption policy of its class, not those that its creator
+//! wrote. At most one class is the default of pods without one, unless two writers race, and then the smaller
+//! value counts, as upstream. Left to others: the rules of a class (`kinds::priority_class`).
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ use crate::kinds::priority_class::{PREEMPTION, is_default, of_system, value};
 use crate::kinds::{Kind, POD, PRIORITY_CLASS};
 use crate::value::text;
 
-/// What a pod gets from its class.
+/// The fields that a pod gets from its class.
 struct Computed {
     /// The name of the default class, for a pod without a class.
     class: Option<String>,

@@ -1,7 +1,7 @@
 //! Pages that were just made.
 //!
-//! Always holds: a page is handed out for 2 s, and to callers with the same rights alone; at most four pages
-//! are made at a time, the others wait, and those for the same page share it; what is kept is bounded. So a
+//! Always holds: a page is handed out for 2 s, and to callers with the same rights alone. At most four pages
+//! are made at a time; other requests wait, and those for the same page share it. The cache is bounded. So a
 //! hundred windows that refresh cost one page every 2 s. Left to others: making a page.
 
 use std::collections::BTreeMap;
@@ -108,7 +108,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn callers_at_the_same_time_share_a_page() {
         let (pages, made) = (std::sync::Arc::new(Pages::default()), std::sync::Arc::new(Mutex::new(0)));
-        // nobody makes a page before all are there
+        // no task makes a page before all tasks wait
         let held = pages.renders.acquire_many(4).await.unwrap();
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..100 {

@@ -1,9 +1,9 @@
-//! `/fleet`: pages for people, made of the fleet's numbers and of what their reader may read.
+//! `/fleet`: pages for people, made of the fleet's numbers and of the objects that their reader may read.
 //!
-//! Owns: the rights to a page, its cache, its headers, and what is read for it. Always holds: only callers
-//! who may `get` the path *and* `list` all nodes see anything; a page is shared only by callers with the same
-//! rights, for 2 s; at most four are made at a time; none changes anything, and none waits for the disk. Left
-//! to others: what a page says (`kedge_hub_core::page`).
+//! Owns: the rights to a page, its cache, its headers, and the objects read for it. Always holds: only
+//! callers who may `get` the path *and* `list` all nodes see anything. Only callers with the same rights
+//! share a page, for 2 s; at most four are made at a time. A page changes nothing, and does not wait for the
+//! disk. Left to others: the content of a page (`kedge_hub_core::page`).
 
 pub(super) mod cache;
 pub(super) mod numbers;
@@ -53,7 +53,7 @@ pub(super) async fn answer(context: &RequestContext<'_>, place: &Place) -> Resul
     Ok(with_headers(respond::shared(200, "text/html; charset=utf-8", text)))
 }
 
-/// What the caller may list besides Nodes.
+/// The kinds that the caller may list besides Nodes.
 fn sees(context: &RequestContext<'_>) -> Sees {
     let may_list = |kind: &Kind| {
         let asked =
@@ -191,7 +191,7 @@ fn rollout(
     context.authorize(&asked)?;
     let set = hub.get(&DAEMON_SET, namespace, name).ok_or_else(|| ApiError::not_found(&DAEMON_SET, name))?;
     let set = value(context, &set);
-    // its nodes are told by their pods
+    // the pods of the set lead to its nodes
     let place = (namespace, name);
     let view =
         if sees.pods { daemon_sets::view(&**hub, hub.rollout_defaults(), place, frame.now) } else { None };

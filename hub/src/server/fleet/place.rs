@@ -16,7 +16,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// From the segments after `/fleet`; `None`: there is no such page.
+    /// From the segments after `/fleet`; `None`: no page has this path.
     pub(crate) fn parse(segments: &[&str]) -> Option<Place> {
         Some(match *segments {
             [] => Place::Overview,

@@ -1,7 +1,7 @@
 //! The revisions of a rollout: each content that its source had.
 //!
 //! A revision is an immutable ConfigMap with the payload alone, under the key `kubelet`, named after the
-//! rollout and the payload; its number and the state of its rollout are in the status of the ConfigRollout.
+//! rollout and the payload. Its number and the state of its rollout are in the status of the ConfigRollout.
 //! Always holds: content that comes back has the same name, and a new number, the highest; a revision that a
 //! node is assigned, or may fall back to, is kept. The ConfigMaps have no owner: when the rollout is deleted,
 //! nodes keep what they have. Leaves to others: writing (`mod`).
@@ -59,7 +59,7 @@ impl Revision {
         value
     }
 
-    /// The text by which a record knows what it is about.
+    /// The text by which a record names its subject.
     pub(super) fn generation(&self) -> String {
         self.number.to_string()
     }
@@ -119,7 +119,7 @@ pub(super) fn undone<'a>(revisions: &'a [Revision], asked: &str) -> Option<&'a R
     }
 }
 
-/// The oldest revisions beyond the limit: of `current`, `complete` and those in use none.
+/// The oldest revisions beyond the limit, but never `current`, `complete` or one in use.
 pub(super) fn surplus<'a>(
     revisions: &'a [Revision],
     limit: usize,

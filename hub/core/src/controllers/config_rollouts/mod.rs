@@ -3,11 +3,11 @@
 //!
 //! Inputs: ConfigRollout, ConfigMap (sources), Node, Pod (of DaemonSets). Outputs: ConfigRollout (its
 //! status), ConfigMap (revisions, and the source for an undo), Node (the assignment), Event. Always holds:
-//! each decision is made from the stored objects, so a hub that was killed continues where it was; what stops
-//! a rollout is stored before it goes on; nothing is assigned unless the rollout is still as it was read, so
-//! a pause counts at once; a node that somebody else configures is left alone; a look reads only the nodes
-//! and pods that changed. Leaves to others: history (`history`), judging nodes (`node`), which nodes come
-//! next (`plan`), stopping and budgets (`rolling`).
+//! each decision is made from the stored objects, so a hub that was killed continues where it was. The cause
+//! of a stop is stored before the rollout continues. Nothing is assigned unless the rollout is still as it
+//! was read, so a pause counts at once. A rollout leaves alone a node that a person or another rollout
+//! configures. A look reads only the nodes and pods that changed. Leaves to others: history (`history`),
+//! judging nodes (`node`), which nodes come next (`plan`), stopping and budgets (`rolling`).
 
 mod daemons;
 mod history;
@@ -384,7 +384,7 @@ impl Rollout {
     }
 }
 
-/// The content of a source, or the reason why there is none: reason and message of a condition.
+/// The content of a source, or the reason for its absence: reason and message of a condition.
 type Payload = Result<String, (&'static str, String)>;
 
 /// One look at one rollout.
@@ -758,15 +758,15 @@ impl Look<'_> {
         selected.map(row).collect()
     }
 
-    /// Failures that do not stop the update: a share of the nodes that it reached, and less than the budget,
-    /// because an update whose budget is used up by failures would wait without an end.
+    /// Failures that do not stop the update: a share of the nodes that it reached, and less than the budget.
+    /// An update with its budget used up by failures would wait for ever.
     fn most_failures(&self, counts: Counts) -> usize {
         let reached = counts.updated + counts.trying + counts.failed;
         let most = share_down(&self.settings.max_failures, reached);
         most.min(plan::budget(self.settings, counts.selected) - 1)
     }
 
-    /// Decides whether the update stops or goes on; returns the Events about it.
+    /// Decides whether the update stops or continues; returns the Events about it.
     fn stop(
         &self,
         update: &mut Revision,
@@ -836,7 +836,7 @@ impl Look<'_> {
             json!({"configMap": {"namespace": NAMESPACE, "name": revision, "kubeletConfigKey": KEY}});
         let assignment = self.assignment;
         let edit: Edit = Box::new(move |value, _| {
-            // somebody else may have assigned it meanwhile
+            // a person or another rollout may have assigned it meanwhile
             if value["metadata"]["uid"] != *uid || node::assigned(value) != found {
                 return false;
             }

@@ -1,10 +1,9 @@
-//! A node as a rollout of a configuration sees it: what it was assigned, what it reports, and how it is
-//! judged.
+//! A node as a rollout of a configuration sees it: its assignment, its report, and the judgement of both.
 //!
 //! Always holds: a node is judged by comparison with itself before the assignment, which an annotation of the
-//! Node remembers, so a node that was under pressure already does not stop a rollout. Contact alone makes no
+//! Node remembers. So a node that was under pressure already does not stop a rollout. Contact alone makes no
 //! node good: it promoted the revision, and is not worse than before. Times are of the hub's clock, from when
-//! it saw a state. Leaves to others: which node is assigned what (`plan`).
+//! it saw a state. Leaves to others: which node is assigned which revision (`plan`).
 
 use std::fmt;
 use std::time::Duration;
@@ -39,14 +38,14 @@ const TROUBLES: [(&str, &str, &str); 5] = [
     ("SystemOK", "False", "its system"),
 ];
 
-/// What a node was assigned.
+/// The assignment of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) enum Assigned {
     #[default]
     Nothing,
     /// By a rollout: its name, and the revision's.
     Rollout(Box<str>, Box<str>),
-    /// By somebody else.
+    /// By a person or another program.
     ByHand,
 }
 
@@ -121,7 +120,8 @@ impl Facts {
         }
     }
 
-    /// Whether it neither promoted nor lost what a rollout assigned to it: it may be down for that.
+    /// Whether it neither promoted nor lost the revision that a rollout assigned to it: it may be down for
+    /// that.
     pub(super) fn is_out(&self) -> bool {
         matches!(&self.assigned, Assigned::Rollout(_, revision) if *revision != self.promoted)
     }
@@ -166,7 +166,7 @@ fn config_status(value: &Value) -> Value {
     }
 }
 
-/// What a Node is assigned, by the field, or by the annotation in its place.
+/// The assignment of a Node, by the field, or by the annotation in its place.
 pub(super) fn assigned(value: &Value) -> Assigned {
     let annotated = text(value, &["metadata", "annotations", CONFIG_SOURCE_ANNOTATION]);
     let source = match &value["spec"]["configSource"] {

@@ -4,11 +4,11 @@
 //! group as `perGroup` allows) are out by the rollout's doing: assigned, and neither promoted nor lost since
 //! another revision came. A node that is out already is taken without further room, because that takes
 //! nothing more down; so is one that never had a configuration, for the complete revision alone. A node that
-//! refused the update runs what it ran before, so it holds up no node that is to get the complete revision.
-//! The next batch begins once each node of the ones before is well, for the time that its batch soaks, and
-//! for `completeAfter` at least; so a node that gets worse soon after its promotion is noticed, also in the
-//! last one. Nodes are taken in order of their names. Leaves to others: judging nodes (`node`), and stopping
-//! (`rolling::stop`).
+//! refused the update runs its former configuration, so it holds up no node that is to get the complete
+//! revision. The next batch begins once each node of the ones before is well, for the time that its batch
+//! soaks, and for `completeAfter` at least. So a node that gets worse soon after its promotion is noticed,
+//! also in the last batch. Nodes are taken in order of their names. Leaves to others: judging nodes (`node`),
+//! and stopping (`rolling::stop`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -47,7 +47,7 @@ impl Row<'_> {
 pub(super) struct Progress {
     /// Batches that the update has passed; all of them, if it was complete before.
     pub(super) passed: usize,
-    /// The update may be assigned: it is neither stopped nor paused, and what is known of it is stored.
+    /// The update may be assigned: it is neither stopped nor paused, and its state is stored.
     pub(super) may_update: bool,
     /// The complete revision may be assigned to nodes that do not get the update yet.
     pub(super) may_complete: bool,
@@ -179,7 +179,7 @@ impl Tally {
 
 /// The places in the batches that are open.
 struct Seats {
-    /// What is left in each open batch; `None`: any number.
+    /// The places left in each open batch; `None`: any number.
     left: Vec<Option<usize>>,
     is_open_to_all: bool,
 }
@@ -267,8 +267,8 @@ mod tests {
     use serde_json::{Value, json};
 
     /// Rows by letters: `w` waits with the complete revision, `x` with an older one, `n` is new, `o` is out
-    /// with another revision, `t` tries the update, `g` is good with it, `f` failed, `r` refused it, `a` is
-    /// away, `c` is outside its windows, `b` is busy, `s` is set aside; a capital letter belongs to the batch
+    /// with another revision. `t` tries the update, `g` is good with it, `f` failed, `r` refused it. `a` is
+    /// away, `c` is outside its windows, `b` is busy, `s` is set aside. A capital letter belongs to the batch
     /// with a selector.
     fn check(strategy: Value, nodes: &str, passed: usize, expect: &str) {
         let settings = Settings::read(&json!({"spec": {"allNodes": true, "strategy": strategy}}));

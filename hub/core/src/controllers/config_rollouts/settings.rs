@@ -13,7 +13,7 @@ use crate::kinds::daemon_set::selects;
 use crate::kinds::rules::{entries, list};
 use crate::value::text;
 
-/// Annotation of a rollout: another value lets a stopped rollout go on.
+/// Annotation of a rollout: another value resumes a stopped rollout.
 pub(super) const RESUME: &str = "fleet.kedge.dev/resume";
 const STAYS: Duration = Duration::from_secs(60);
 const DEADLINE: Duration = Duration::from_secs(2 * 60 * 60);
@@ -105,7 +105,7 @@ impl Settings {
         self.group.as_ref().map_or("", |(label, _)| text(labels, &[label])).into()
     }
 
-    /// What decides about the rows of nodes besides the nodes themselves.
+    /// Whether both settings make the same rows of the same nodes.
     pub(super) fn selects_like(&self, other: &Settings) -> bool {
         let group = |of: &Settings| of.group.as_ref().map(|(label, _)| label.clone());
         let batches = |of: &Settings| of.batches.iter().map(|one| one.selector.clone()).collect::<Vec<_>>();

@@ -1,7 +1,7 @@
 //! The progress of a rollout, node by node, for people: `kedge-hub rollout cro/NAME`.
 //!
-//! Always holds: it reads the stored objects and decides nothing; what depends on the controller's clock (not
-//! promoted in time, a soak) is in the stored status. Leaves to others: the table (`kedge-hub`).
+//! Always holds: it reads the stored objects and decides nothing; facts that depend on the controller's clock
+//! (not promoted in time, a soak) are in the stored status. Leaves to others: the table (`kedge-hub`).
 
 use serde_json::{Value, json};
 use time::OffsetDateTime;

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::value::duration;
 
-/// Longest time that a setting may give: longer than anybody waits, and far from the overflow of a clock.
+/// Longest time that a setting may give: longer than a person waits, and far from the overflow of a clock.
 pub(in crate::controllers) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A number, or a percentage of `all`, rounded up.
@@ -17,7 +17,7 @@ pub(in crate::controllers) fn share(value: &Value, all: usize) -> usize {
     }
 }
 
-/// A number, or a percentage of `all`, rounded down: for failures, of which a share of few nodes is none.
+/// A number, or a percentage of `all`, rounded down: for failures, of which a share of few nodes is zero.
 pub(in crate::controllers) fn share_down(value: &Value, all: usize) -> usize {
     match percent(value) {
         Some(percent) => all * percent / 100,

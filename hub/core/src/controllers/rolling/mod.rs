@@ -1,10 +1,10 @@
-//! The parts of a rollout that do not depend on what is rolled out: pods of a DaemonSet (`daemon_sets`) or
+//! The parts that both sorts of rollouts share: those of a DaemonSet's pods (`daemon_sets`) and those of
 //! configurations (`config_rollouts`).
 //!
-//! `budget` counts how many nodes may be out at a time and how many may fail, `stop` decides when a rollout
-//! stops and goes on, `recorded` is the durable state of that, and `telling` limits the Events. Always holds:
-//! all of it is pure, and there is no second implementation of any of it. Leaves to others: which nodes are
-//! out, which have failed, and the actions.
+//! `budget` counts how many nodes may be out at a time and how many may fail. `stop` decides when a rollout
+//! stops and resumes, `recorded` is the durable state of that, and `telling` limits the Events. Always holds:
+//! all of it is pure, and both sorts use this implementation alone. Leaves to others: which nodes are out,
+//! which have failed, and the actions.
 
 pub(super) mod budget;
 pub(super) mod recorded;

@@ -1,9 +1,9 @@
-//! When a rollout stops, and when it goes on.
+//! When a rollout stops, and when it resumes.
 //!
-//! Always holds: a stop is part of the [`Record`], so it lasts until somebody changes what is rolled out (the
+//! Always holds: a stop is part of the [`Record`], so it lasts until a person changes the content (the
 //! generation) or one of the two settings that were in force when it stopped. After a resume as many more
-//! nodes may fail as before. What was rolled back once is stopped from the start when it comes back, and is
-//! not rolled back again. Leaves to others: which nodes failed, and the texts.
+//! nodes may fail as before. A content that was rolled back once is stopped from the start when it returns,
+//! and is not rolled back again. Leaves to others: which nodes failed, and the texts.
 
 use std::fmt::Display;
 
@@ -16,11 +16,11 @@ const NAMED: usize = 5;
 pub(in crate::controllers) struct Stop<'a> {
     /// As it is recorded.
     pub(in crate::controllers) known: &'a Record,
-    /// Changes with what is rolled out.
+    /// Changes with the content of the rollout.
     pub(in crate::controllers) generation: &'a str,
-    /// Another value lets a stopped rollout go on, and forgives the failures so far.
+    /// Another value resumes a stopped rollout, and forgives the failures so far.
     pub(in crate::controllers) resume: &'a str,
-    /// The limit as it is written; another value lets a stopped rollout go on.
+    /// The limit as it is written; another value resumes a stopped rollout.
     pub(in crate::controllers) limit: &'a str,
     pub(in crate::controllers) failed: usize,
     /// Most nodes that may fail; `None`: any number.

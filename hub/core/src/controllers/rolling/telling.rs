@@ -1,6 +1,6 @@
 //! The Events about pods that a DaemonSet's controller creates, deletes or finds ended, and about nodes that
 //! a configuration is assigned to. Created pods of a step share one Event, and so do deleted ones and
-//! assigned nodes; of the pods found ended, up to [`NAMED`] have their own and the rest share one. The rate
+//! assigned nodes. Of the pods found ended, up to [`NAMED`] have their own and the rest share one. The rate
 //! is limited.
 //!
 //! Always holds: a set may record [`AT_ONCE`] of them at once and then one each [`EVERY`], however many pods

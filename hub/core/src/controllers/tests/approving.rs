@@ -171,7 +171,8 @@ fn token_counts_each_node_and_stops_at_its_uses() {
     assert_eq!(stage.shown(&asked), "AwaitingApproval TokenNeedsPerson");
 }
 
-/// Whoever has a token for one machine asks for many names at once: it holds the one that it pays for.
+/// A holder of a token for one machine requests many names at once: it reserves only the one that it pays
+/// for.
 #[test]
 fn spent_token_holds_no_name_that_it_did_not_pay_for() {
     let mut stage = Stage::new();
@@ -223,7 +224,7 @@ fn approval_by_a_person_uses_the_token() {
     assert_eq!((&*stage.shown(&again), stage.uses(&secret)), ("Approved SameKey", Some(4)));
 }
 
-/// Who may impersonate users takes on a token's name, without its group.
+/// A caller that may impersonate users takes on a token's name, without its group.
 #[test]
 fn name_of_a_token_without_its_group_is_no_token() {
     let mut stage = Stage::new();

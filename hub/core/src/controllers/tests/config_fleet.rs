@@ -1,7 +1,7 @@
-//! A fleet with a ConfigRollout whose source is edited again and again, simulated with faults: links that
-//! fail, revisions that are refused, never promoted, promoted with pressure, or cut their nodes off, nodes
-//! that come, go, and are assigned by hand, pauses, undos, resumes, and a hub that is killed between two
-//! writes. The controller hears of each change, or reads everything again. One seed is one run.
+//! A fleet with a ConfigRollout whose source is edited again and again, simulated with faults. Links fail.
+//! Revisions are refused, never promoted, promoted with pressure, or cut their nodes off. Nodes come, go, and
+//! are assigned by hand. People pause, undo and resume, and the hub is killed between two writes. The
+//! controller hears of each change, or reads everything again. One seed is one run.
 //!
 //! After each step the promises of docs/guides/rollouts.md are checked from what the store and the agents
 //! know, not from what the controller remembers; each has a name in the assertions. In the end the faults
@@ -38,7 +38,7 @@ struct Place {
     /// A revision cut it off: a person brings it back at this step.
     cut_until: usize,
     is_lost: bool,
-    /// What it tries, and until which step.
+    /// The text that it tries, and until which step.
     tries: Option<(String, usize)>,
     is_by_hand: bool,
 }
@@ -53,7 +53,7 @@ struct Fleet {
     edits: usize,
     /// Nodes that were ever assigned each text.
     reached: BTreeMap<String, BTreeSet<String>>,
-    /// Texts whose rollout somebody let go on after a stop.
+    /// Texts whose rollout a person resumed after a stop.
     resumed: BTreeSet<String>,
     budget: usize,
     seen: BTreeMap<&'static str, usize>,
@@ -302,7 +302,7 @@ impl Fleet {
         }
     }
 
-    /// The agents: whoever is heard tries what it is assigned.
+    /// The agents: each one with contact tries its assigned text.
     fn agents(&mut self) {
         for (name, node) in self.nodes() {
             let place = self.places.get_mut(&name).unwrap();

@@ -1,5 +1,5 @@
-//! Rollouts of configurations, rule by rule: nodes with agents of a few lines, which do what the text of
-//! their configuration says.
+//! Rollouts of configurations, rule by rule: nodes with agents of a few lines, which follow the text of their
+//! configuration.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ pub(super) struct Shops {
     pub(super) second: u64,
     /// Most nodes that were out at a time.
     most_out: usize,
-    /// Nodes that nobody hears from.
+    /// Nodes without contact.
     pub(super) silent: BTreeSet<String>,
 }
 
@@ -312,7 +312,7 @@ fn first_failure_of_few_nodes_stops_without_batches() {
     assert_eq!(shops.phase(), "Complete", "{}", shops.status());
 }
 
-/// Failures that use up the whole budget stop the rollout, whatever `maxFailures` tolerates.
+/// Failures that use up the whole budget stop the rollout, even if `maxFailures` tolerates more.
 #[test]
 fn failures_that_fill_the_budget_stop() {
     let mut shops = settled(20, json!({"maxUnavailable": 2, "maxFailures": "50%"}));
@@ -329,7 +329,7 @@ fn node_under_pressure_before_does_not_fail() {
     shops.push("good-2");
     shops.steps(12);
     assert_eq!((shops.phase(), shops.counts()), ("Complete".into(), "4/4 updated, 0 failed".into()));
-    // a trouble of a moment is none
+    // a trouble of a moment does not count
     shops.push("good-3");
     shops.steps(1);
     shops.hub.edit(&NODE, "", "n03", |node| set(node, "Ready", "False", ""));

@@ -1,14 +1,14 @@
 //! A fleet with a DaemonSet that is updated again and again, simulated with faults. Links fail: partitions,
 //! flapping links, nodes that a revision cuts off. Pods fail: they crash, hang, are ready now and then, find
-//! no image, or somebody marks them as failed. Nodes fail: slow pulls, full disks, drains, power cuts, nodes
+//! no image, or a person marks them as failed. Nodes fail: slow pulls, full disks, drains, power cuts, nodes
 //! that are created again under their names or renamed. People and the hub add to it: templates that change
 //! with every step, pauses, a hub that is killed between two writes. Meanwhile configurations are pushed, and
 //! some nodes have maintenance windows; sets use `maxUnavailable` or `maxSurge`, and some agents pull ahead.
 //! The controller hears of each change, or reads everything again. One seed is one run.
 //!
-//! After each step of the controller the promises of docs/guides/rollouts.md are checked from what the store
-//! and the agents know, not from what the controller remembers; each has a name in the assertions. In the end
-//! the faults stop, and the last revision must be everywhere.
+//! After each step of the controller the promises of docs/guides/rollouts.md are checked by the store and the
+//! agents, not by the memory of the controller. Each promise has a name in the assertions. In the end the
+//! faults stop, and the last revision must be everywhere.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

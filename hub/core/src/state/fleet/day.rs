@@ -1,8 +1,8 @@
-//! What a node looked like over the last day, in quarters of an hour.
+//! The state of a node over the last day, in quarters of an hour.
 //!
-//! Always holds: 96 bytes for each node, whatever happens; a quarter of an hour shows the worst state in it;
-//! one that the hub did not see is unknown. Time is that since the start of the hub: the past of another run
-//! is unknown, and no clock that is set moves anything.
+//! Always holds: each node takes 96 bytes; a quarter of an hour shows the worst state in it; one that the hub
+//! did not see is unknown. Time is that since the start of the hub: the past of another run is unknown, and
+//! no clock that is set moves anything.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ pub const CELLS: usize = 96;
 /// The time of one.
 pub const CELL: Duration = Duration::from_secs(15 * 60);
 
-/// What a picture shows, one line for each.
+/// The tracks of a picture, one line for each.
 pub const TRACKS: [&str; 4] = ["contact", "configuration", "system", "pressure"];
 
 /// How good the state of one track is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Nobody reported it.
+    /// No report covers it.
     Unknown = 0,
     Good = 1,
     /// On trial, or not decided.

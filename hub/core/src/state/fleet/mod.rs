@@ -1,11 +1,11 @@
 //! The fleet in numbers: how many nodes are in which state, run which version, report which condition. The
 //! page `/fleet` and `/metrics` show the same numbers.
 //!
-//! Owns: one row for each Node, and the counts of what rows have in common; the ends of certificates, pods
-//! that wait for a reason, and the order of warnings. Always holds: after every change it is what counting
-//! all objects again would give; a change costs the object that changed, and reading numbers costs the number
-//! of different values. Memory: about 600 bytes for each Node, 96 of them its last day ([`day`]). Left to
-//! others: locks, clocks, the meaning of numbers for people (`page`), and who may read them.
+//! Owns: one row for each Node, and the counts of values that rows share; the ends of certificates, pods that
+//! wait for a reason, and the order of warnings. Always holds: after every change the numbers are those of a
+//! new count of all objects; a change costs the object that changed, and reading numbers costs the number of
+//! different values. Memory: about 600 bytes for each Node, 96 of them its last day ([`day`]). Left to
+//! others: locks, clocks, the meaning of numbers for people (`page`), and the rights to read them.
 
 mod day;
 mod row;
@@ -65,7 +65,7 @@ struct Row {
     day: Day,
 }
 
-/// What a change of one object means for the counts. Made without the counts, because it parses the object.
+/// The effect of a change of one object on the counts. Made without the counts, because it parses the object.
 #[derive(Debug)]
 pub struct Note(What);
 
@@ -283,7 +283,7 @@ impl Fleet {
         self.ends.get(node).copied()
     }
 
-    /// What a Node counts as.
+    /// The counted values of a Node.
     pub fn sight(&self, node: &str) -> Option<&Sight> {
         Some(&self.nodes.get(node)?.sight)
     }
@@ -344,8 +344,8 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// From a parameter; `None`: it is none. A value is as long as a counted text at most: it becomes part of
-    /// links.
+    /// From a parameter; `None`: it is unknown. A value is as long as a counted text at most: it becomes part
+    /// of links.
     pub fn parse(name: &str, value: &str) -> Option<Filter> {
         if value.len() > 2 * MOST_CHARS {
             return None;
@@ -388,7 +388,7 @@ pub fn days_left(now: i64, end: i64) -> i64 {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Groups {
     pub rows: Vec<(String, usize)>,
-    /// The number of further values, and of what they count.
+    /// The number of further values, and the sum of their counts.
     pub more: usize,
     pub of_more: usize,
 }

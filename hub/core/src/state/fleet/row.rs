@@ -1,4 +1,4 @@
-//! What the fleet's counts need of one Node.
+//! The facts of one Node that the fleet's counts need.
 //!
 //! Always holds: it depends on the Node alone, and its texts, which a node writes itself, are short ASCII:
 //! they become labels of metrics and parts of links. Left to others: the counts (the module above).
@@ -91,7 +91,7 @@ impl By {
 /// The state of a node, by its condition Ready.
 pub const STATES: [&str; 4] = ["ready", "not-ready", "silent", "never-heard"];
 
-/// What one Node counts as.
+/// The counted values of one Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sight {
     /// Each property once, but for troubles; in order.
@@ -142,7 +142,7 @@ impl Sight {
     }
 }
 
-/// What a picture shows. A silent node's last report is not its state.
+/// The state that a picture shows. A silent node's last report is not its state.
 fn levels<'a>(state: &str, status: impl Fn(&str) -> Option<&'a str>) -> Levels {
     let of = |status: Option<&str>| match status {
         None => Level::Unknown,
