@@ -1,5 +1,5 @@
-//! A machine with two slots gets a new system, and its power fails once: before each of its writes and
-//! orders, from either slot, with one agent in both systems and with two.
+//! A machine with two slots gets a new system, and its power fails once, before each of its writes and
+//! orders. It starts from either slot, with one agent in both systems and with two.
 //!
 //! Always holds: after the fault the node ends where it would have ended without one. Leaves the texts and
 //! single rules to `scenarios/systems.txt`.

@@ -231,7 +231,7 @@ impl Authority {
         self.issue_client("node", (&user, &[NODE_GROUP]), number, now, life)
     }
 
-    /// A client certificate for one person, who has the rights that bindings give to the name.
+    /// A client certificate for one person, with the rights that bindings give to the name.
     pub(super) fn issue_user(
         &self,
         user: &str,

@@ -697,9 +697,9 @@ fn deny_by_log(data_dir: &Path, list: &mut Value, issue: u64) -> Result<(), Open
     Ok(())
 }
 
-/// Makes a new store of a file, or an empty one if it does not exist: in the present format, with these marks
-/// and records of credentials, and with this deny list if one is given. It is durable on return; returns the
-/// facts for the directory's marker.
+/// Makes a new store of a file, or an empty one if it does not exist. It has the present format, these marks
+/// and records of credentials, and this deny list if one is given. It is durable on return; returns the facts
+/// for the directory's marker.
 fn finish(
     lock: Arc<File>,
     data_dir: &Path,

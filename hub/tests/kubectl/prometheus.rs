@@ -87,7 +87,7 @@ fn prometheus_scrapes_with_a_role_of_its_own() {
         let targets = asked(port, "/api/v1/targets").unwrap();
         contains(&targets.to_string(), &["401 Unauthorized"]);
 
-        // without the right there are no figures
+        // Prometheus gets no figures without the right
         kubectl.ok("delete clusterrolebinding prometheus");
         until(|| value(port, "up{job=\"hub\"}").as_deref() == Some("0"));
         contains(&asked(port, "/api/v1/targets").unwrap().to_string(), &["403 Forbidden"]);

@@ -2,7 +2,7 @@
 //! why.
 //!
 //! Always holds: each field of upstream's PodSpec has a row or is below a field with one, and fields below a
-//! served one are read (tests check them all). docs/reference/pods.md has the same table. A field without a
+//! served one are read. Tests check them all. The same table is in docs/reference/pods.md. A field without a
 //! row is refused by its name. Empty lists, objects and texts, zero and `false` count as absent unless a row
 //! gives values, as in Go's encoding. Leaves to others: the meaning of served fields.
 

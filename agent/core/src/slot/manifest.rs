@@ -151,7 +151,7 @@ pub fn verify(
     Ok(manifest)
 }
 
-/// The roots' floor counts for every device. It also replaces the limit of the running version: if a stolen
+/// The roots' floor counts for every device. It also replaces the limit of the running version. If a stolen
 /// key has signed a version that no later one can reach, the roots bring the devices back by a floor.
 fn is_recent(board: &str, version: &str, terms: &Terms<'_>) -> Result<(), String> {
     let floor = if let Trust::List(list) = terms.trust { list.floor(board) } else { None };

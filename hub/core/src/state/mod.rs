@@ -3,11 +3,11 @@
 //! Owns: the index of all objects and their watchers ([`Index`]), and the order of durable writes
 //! ([`Order`]): preconditions, revisions and their reservation, the content of the next commit. It also owns
 //! Leases, which have a separate count of revisions and renewals that are not written one by one
-//! ([`Leases`]), the latest change that concerns each node ([`Desired`]), and the fleet in numbers
-//! ([`fleet::Fleet`]). Always holds: a durable change becomes visible after its commit, a renewal at once;
-//! revisions rise, also after a crash. Leaves to others: the durable store itself, its thread, locks and
-//! channels. A program with one thread may own all parts: stage a batch of writes, make its commit durable
-//! however it likes, then publish and settle what [`Order::committed`] returns.
+//! ([`Leases`]). The latest change that concerns each node ([`Desired`]) and the fleet in numbers
+//! ([`fleet::Fleet`]) are part of it, too. Always holds: a durable change becomes visible after its commit, a
+//! renewal at once; revisions rise, also after a crash. Leaves to others: the durable store itself, its
+//! thread, locks and channels. A program with one thread may own all parts: stage a batch of writes, make its
+//! commit durable however it likes, then publish and settle what [`Order::committed`] returns.
 
 mod condition;
 mod desired;

@@ -3,8 +3,8 @@
 //! Inputs: DaemonSet, ControllerRevision, Pod, Node. Outputs: DaemonSet (its status), ControllerRevision,
 //! Pod, Event. Semantics are those of apps/v1 and of its design document; `update` and
 //! docs/guides/rollouts.md list the differences. Always holds: each decision is made from the stored objects,
-//! so a hub that was killed continues where it was; times are of the hub's monotonic clock (so after a
-//! restart of the hub every pod starts with a ready time of zero); a step reads only the pods and nodes that
+//! so a hub that was killed continues where it was. Times are of the hub's monotonic clock, so after a
+//! restart of the hub every pod starts with a ready time of zero. A step reads only the pods and nodes that
 //! changed (`known`), and judges individually only nodes that need more than being counted (`rest`). Leaves
 //! to others: history (`history`), placing (`placing`), which pods are made and ended (`update`), how far an
 //! update may go (`rollout`), deleting a set's objects (`garbage`).

@@ -1,6 +1,6 @@
 //! When a rollout stops, and when it resumes.
 //!
-//! Always holds: a stop is part of the [`Record`], so it lasts until a person changes the content (the
+//! Always holds: a stop is part of the [`Record`]. It lasts until a person changes the content (the
 //! generation) or one of the two settings that were in force when it stopped. After a resume as many more
 //! nodes may fail as before. A content that was rolled back once is stopped from the start when it returns,
 //! and is not rolled back again. Leaves to others: which nodes failed, and the texts.

@@ -3,7 +3,7 @@
 //!
 //! Owns: one row for each Node, and the counts of values that rows share; the ends of certificates, pods that
 //! wait for a reason, and the order of warnings. Always holds: after every change the numbers are those of a
-//! new count of all objects; a change costs the object that changed, and reading numbers costs the number of
+//! new count of all objects. A change costs the object that changed, and reading numbers costs the number of
 //! different values. Memory: about 600 bytes for each Node, 96 of them its last day ([`day`]). Left to
 //! others: locks, clocks, the meaning of numbers for people (`page`), and the rights to read them.
 
