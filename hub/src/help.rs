@@ -146,7 +146,7 @@ pub const COMMANDS: &[Command] = &[
         "denied lift",
         "ENTRY",
         "take an entry off the deny list, as user.jane",
-        "Its credentials count again. The hub must be running.",
+        "Its credentials count again; those of a user only if they are issued from then on. The hub must be running.",
         &["data-dir", "output"],
     ),
     command(

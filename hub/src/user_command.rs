@@ -7,6 +7,7 @@
 
 use std::path::Path;
 
+use kedge_api::percent_encoded;
 use kedge_hub_core::identity::denied::{
     self, DENY_LIST_NAME, DENY_LIST_NAMESPACE, DenyList, revocation_of_user,
 };
@@ -60,7 +61,7 @@ async fn create(data_dir: &Path, new: &NewUser) -> Result<Printed, String> {
         let entry = denied::user_key(&new.name);
         return Err(format!(
             "user {} is revoked: the hub refuses all credentials of this name, so none were made; to let the user return, run \
-             `kedge-hub denied lift {entry}` first, then this again",
+             `kedge-hub denied lift {entry}` first, then this again; the earlier credentials stay refused",
             new.name
         ));
     }
@@ -130,12 +131,27 @@ async fn bind(data_dir: &Path, new: &NewUser, role: &str) -> Result<(), String> 
         "roleRef": {"apiGroup": rbac::GROUP, "kind": kind, "name": role},
         "subjects": [{"apiGroup": rbac::GROUP, "kind": "User", "name": new.name}],
     });
-    match ask(data_dir, "POST", &path, &binding).await {
-        Ok(_) => Ok(()),
-        // made by an earlier run
-        Err(why) if why.contains(": 409 ") => Ok(()),
-        Err(why) => Err(why),
+    let refused = match ask(data_dir, "POST", &path, &binding).await {
+        Ok(_) => return Ok(()),
+        Err(why) => why,
+    };
+    if !refused.contains(": 409 ") {
+        return Err(refused);
     }
+    let name = format!("{}:{role}", new.name);
+    let found = ask(data_dir, "GET", &format!("{path}/{}", percent_encoded(&name)), &Value::Null).await?;
+    match binds_the_same(&found, &binding) {
+        // made by an earlier run
+        true => Ok(()),
+        false => Err(format!(
+            "{sort} {name:?} exists and binds something else: see kubectl get {} -o yaml; no credentials were made",
+            sort.to_lowercase()
+        )),
+    }
+}
+
+fn binds_the_same(one: &Value, other: &Value) -> bool {
+    ["subjects", "roleRef"].iter().all(|field| one[field] == other[field])
 }
 
 /// Enters the user into the deny list.
@@ -156,8 +172,8 @@ async fn revoke(data_dir: &Path, name: &str, reason: &str) -> Result<String, Str
         false => ask(data_dir, "PUT", &path, &list).await?,
     };
     Ok(format!(
-        "user {name} is revoked: all credentials of the name are refused; `kedge-hub denied lift {entry}` takes that back. Its bindings \
-         stay\n"
+        "user {name} is revoked: all credentials of the name are refused; after `kedge-hub denied lift {entry}` new ones \
+         count. Its bindings stay\n"
     ))
 }
 
@@ -178,6 +194,17 @@ mod tests {
         let pki = Pki::open(&data, &["localhost".to_owned()], now).unwrap();
         pki.publish("https://[::1]:6443", "https://hubs-machine:6443", now).unwrap();
         data
+    }
+
+    #[test]
+    fn binding_of_an_earlier_run_must_be_the_same() {
+        let binding = |user: &str, role: &str| json!({"metadata": {"name": "jane:view"}, "roleRef": {"name": role}, "subjects": [{"name": user}]});
+        let mut stored = binding("jane", "view");
+        stored["metadata"]["uid"] = "u".into();
+        assert!(binds_the_same(&stored, &binding("jane", "view")));
+        for other in [binding("joe", "view"), binding("jane", "edit"), json!({"roleRef": {"name": "view"}})] {
+            assert!(!binds_the_same(&other, &binding("jane", "view")), "{other}");
+        }
     }
 
     fn identity(kubeconfig: &str) -> kedge_hub_core::identity::Identity {

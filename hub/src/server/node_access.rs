@@ -323,14 +323,23 @@ pub(super) fn denials(context: &RequestContext<'_>) -> Response<Body> {
 
 /// Ends one denial, by its entry in the list.
 pub(super) async fn lift(context: &RequestContext<'_>, key: &str) -> Result<Response<Body>, ApiError> {
-    if enter(context, |config_map| denied::lift(config_map, key)).await?.is_none() {
+    let is_user = denied::is_of_user(key);
+    let issue = if is_user { take_number(context, "", Access::Readmit).await? } else { 0 };
+    let by = context.identity.as_ref().map_or("", |identity: &Identity| &identity.user);
+    let time = now_text();
+    let change = Change { by, time: &time, issue, reason: "" };
+    if enter(context, |config_map| denied::lift(config_map, key, &change)).await?.is_none() {
         return Err(ApiError {
-            message: format!("the deny list has no entry {key:?}; see kedge-hub denied list"),
+            message: format!("the deny list has no entry {key:?} to lift; see kedge-hub denied list"),
             ..ApiError::not_found(&CONFIG_MAP, key)
         });
     }
-    let by = context.identity.as_ref().map_or("", |identity: &Identity| &identity.user);
-    let message = format!("{by} lifted the denial {key}: its credentials count again");
+    let message = match is_user {
+        true => format!(
+            "{by} lifted the denial {key}: the user needs new credentials, the earlier ones stay refused"
+        ),
+        false => format!("{by} lifted the denial {key}: its credentials count again"),
+    };
     log::warn!("{message}");
     Ok(respond::json(200, &json!({"entry": key, "message": message})))
 }

@@ -283,14 +283,17 @@ fn certificates_and_users_are_denied_by_the_list() {
     assert_eq!(hub.admin().get("/api").code, 200);
     assert_eq!(hub.node("edge-1").get("/api").code, 401);
     let listed = hub.command(&["denied", "list"]);
+    let stolen = hub.node("edge-1");
     for entry in [&format!("certificate.{id}"), "user.admin", "user.system_3anode_3aedge-1"] {
         assert!(ok(&listed).contains(entry), "{}", listed.out);
         ok(&hub.command(&["denied", "lift", entry]));
         assert_eq!(hub.command(&["denied", "lift", entry]).code, Some(1), "only once");
     }
-    assert_eq!(node.another().get("/api").code, 200);
-    admin.delete(&list).expect(200);
+    // a user returns with new credentials alone
+    assert_eq!((node.another().get("/api").code, stolen.another().get("/api").code), (401, 401));
     assert_eq!(hub.node("edge-1").get("/api").code, 200);
+    assert_eq!(hub.admin().get("/api").code, 200);
+    assert_eq!(admin.delete(&list).code, 403, "it denies the earlier credentials");
 }
 
 /// The events about a node with this reason.

@@ -75,12 +75,21 @@ fn person_has_a_role_a_name_and_an_end() {
         let outcome = hub.command(&["user", "create", "root"]);
         assert_eq!(outcome.code, Some(1));
         contains(&outcome.err, &["user root is revoked", "denied lift user.root"]);
-        made(&["denied", "lift", "user.root"]);
-        root.ok("get nodes");
+        contains(&made(&["denied", "lift", "user.root"]), &["needs new credentials"]);
+        // a stolen certificate stays refused, also once its user is back
+        let again = made(&["user", "create", "root", "--role", "cluster-admin", "--server", &hub.url]);
+        kubectl.with_kubeconfig("root-again", &again).ok("get nodes");
+        contains(&root.fails("get nodes"), &["Unauthorized"]);
         made(&["user", "revoke", "jane@example.com"]);
         contains(&jane.fails("get pods"), &["Unauthorized"]);
         made(&["denied", "lift", "user.jane_40example.com"]);
-        jane.ok("get pods");
+        contains(&jane.fails("get pods"), &["Unauthorized"]);
+
+        // a binding of that name that binds something else is none
+        kubectl.ok("create clusterrolebinding joe:view --clusterrole=edit --user=joe");
+        let outcome = hub.command(&["user", "create", "joe", "--role", "view"]);
+        assert_eq!((outcome.code, &*outcome.out), (Some(1), ""));
+        contains(&outcome.err, &["\"joe:view\" exists and binds something else"]);
     });
 }
 

@@ -4,8 +4,8 @@
 //! administrators, and out of the reach of nodes. Each key denies something: `node.NAME`, `user.NAME` (bytes
 //! outside `-.a-zA-Z0-9` as `_xx`), `certificate.SHA256` (hexadecimal), or `node-sha256.SHA256` for a node
 //! whose name is too long for a key. The value explains it to people. Always holds: a key counts whatever its
-//! value is. Only a value that parses as a readmission limits it to earlier credentials of the node or its
-//! pods, by their issue numbers. Of several entries of one node the strictest counts. Administrators are
+//! value is. Only a value that parses as a readmission limits it to earlier credentials of the user, or of the
+//! node or its pods, by their issue numbers. Of several entries of one node or user the strictest counts. Administrators are
 //! denied by certificate only, so that one of them cannot lock out all. An edit may add denials and never
 //! ends one: that takes a command of the hub (`node readmit`, `denied lift`). So the list is deleted only
 //! when it denies nothing; a new key that denies nothing is refused. The directory's marker has all entries,
@@ -22,8 +22,8 @@ use time::format_description::well_known::Rfc3339;
 use super::identity::{Identity, NODE_NAME_FACT, micros};
 use crate::decode;
 use crate::value::{at, text};
-use kedge_api::NODE_USER_PREFIX;
 use kedge_api::names::{SUBDOMAIN_BYTES, is_subdomain};
+use kedge_api::{BOOTSTRAP_USER_PREFIX, NODE_USER_PREFIX};
 
 /// The namespace of the deny list.
 pub const DENY_LIST_NAMESPACE: &str = "kube-system";
@@ -31,6 +31,8 @@ pub const DENY_LIST_NAMESPACE: &str = "kube-system";
 pub const DENY_LIST_NAME: &str = "kedge-denied";
 /// The reason of a revocation is cut to this many characters: the list has room for thousands of nodes.
 const REASON_CHARS: usize = 200;
+/// Beginning of a user's key.
+const USER: &str = "user.";
 /// Beginning of a certificate's credential id.
 const CERTIFICATE_ID: &str = "X509SHA256=";
 /// Field of an entry: credentials with a greater issue number are let in.
@@ -42,7 +44,7 @@ const NAMED: usize = 5;
 /// The maps of a ConfigMap; no key is in both. An entry counts in either: the operator who wrote it meant it.
 const MAPS: [&str; 2] = ["data", "binaryData"];
 
-/// The credentials that a node's entry denies: all (`None`), or those from before a readmission.
+/// The credentials that the entry of a node or user denies: all (`None`), or those from before a readmission.
 type Readmitted = Option<Since>;
 
 /// The credentials that a readmission lets in.
@@ -70,7 +72,7 @@ pub struct DenyList {
     nodes: BTreeMap<String, Readmitted>,
     /// Nodes by the digest of their name.
     digests: BTreeMap<String, Readmitted>,
-    users: BTreeSet<String>,
+    users: BTreeMap<String, Readmitted>,
     certificates: BTreeSet<String>,
     /// Keys that deny nothing, for the log.
     pub unknown: Vec<String>,
@@ -90,7 +92,9 @@ impl DenyList {
                     list.deny_digest(&digest.to_ascii_lowercase(), value);
                     true
                 }
-                Some(("user", name)) => decode(name).map(|name| list.users.insert(name)).is_some(),
+                Some(("user", name)) => {
+                    decode(name).map(|name| deny(&mut list.users, &name, readmitted(value))).is_some()
+                }
                 Some(("certificate", id)) => {
                     list.certificates.insert(id.to_ascii_lowercase());
                     true
@@ -122,8 +126,18 @@ impl DenyList {
         if identity.is_admin() {
             return None;
         }
-        if self.users.contains(&identity.user) {
-            return Some(format!("user {:?} was revoked", identity.user));
+        match self.users.get(&identity.user) {
+            Some(None) => return Some(format!("user {:?} was revoked", identity.user)),
+            // a caller without a credential of its own, or with a bootstrap token, has no number
+            Some(Some(since))
+                if !identity.credential.is_empty() && !since.admits(identity.issue, identity.issued) =>
+            {
+                return Some(format!(
+                    "the credential of user {:?} is older than its readmission",
+                    identity.user
+                ));
+            }
+            _ => {}
         }
         let node = identity.facts.get(NODE_NAME_FACT).and_then(|names| names.first());
         let of_pod = node.and_then(|node| match self.readmission(node)? {
@@ -139,7 +153,7 @@ impl DenyList {
 
     /// The reason why no certificate is signed for this user, if there is one.
     pub fn signing_refusal(&self, user: &str) -> Option<String> {
-        if self.users.contains(user) {
+        if self.users.get(user).is_some_and(Option::is_none) {
             return Some(format!("user {user:?} is revoked"));
         }
         let node = user.strip_prefix(NODE_USER_PREFIX)?;
@@ -151,10 +165,18 @@ impl DenyList {
     /// that the request was made with. A request that waited over a readmission may be the thief's.
     /// `requested` (RFC 3339) stands for the time of a credential without a number.
     pub fn requester_refusal(&self, user: &str, issue: u64, requested: &str) -> Option<String> {
+        let is_old = |since: Since| !since.admits(issue, parsed(requested));
         self.signing_refusal(user).or_else(|| {
+            // a bootstrap token has no number
+            let of_user = self.users.get(user).copied().flatten();
+            if of_user.is_some_and(|since| is_old(since) && !user.starts_with(BOOTSTRAP_USER_PREFIX)) {
+                return Some(format!(
+                    "user {user:?} asked with a credential that is older than its readmission; make a new request"
+                ));
+            }
             let node = user.strip_prefix(NODE_USER_PREFIX)?;
             let since = self.readmission(node)??;
-            (!since.admits(issue, parsed(requested))).then(|| {
+            is_old(since).then(|| {
                 format!("node {node:?} asked with a credential that is older than its readmission; make a new request")
             })
         })
@@ -162,7 +184,8 @@ impl DenyList {
 
     /// The highest issue number that an entry names: it was handed out.
     pub fn highest_issue(&self) -> u64 {
-        self.nodes.values().chain(self.digests.values()).flatten().map(|since| since.after).max().unwrap_or(0)
+        let all = self.nodes.values().chain(self.digests.values()).chain(self.users.values());
+        all.flatten().map(|since| since.after).max().unwrap_or(0)
     }
 
     /// Whether the list denies nothing.
@@ -259,8 +282,8 @@ pub fn lifted(old: &Value, new: &Value) -> Vec<Lifted> {
             after.unwrap_or(new.digests.get(entry).copied()),
         );
     }
-    for name in old.users.difference(&new.users) {
-        compare(Denial::User(name.clone()), Some(None), None);
+    for (name, before) in &old.users {
+        compare(Denial::User(name.clone()), Some(*before), new.users.get(name).copied());
     }
     for id in old.certificates.difference(&new.certificates) {
         compare(Denial::Certificate(id.clone()), Some(None), None);
@@ -283,11 +306,29 @@ pub fn change_complaint(old: &Value, new: &Value) -> Option<String> {
     (!lifted.is_empty()).then(|| format!("it would let in again {}; {THE_WAY}", shown_lifted(&lifted)))
 }
 
-/// Removes an entry by its key; returns its value, or `None` if the list has none of that name.
-pub fn lift(config_map: &mut Value, key: &str) -> Option<Value> {
-    let (map, own) = keys(config_map).find(|(_, own)| own.eq_ignore_ascii_case(key))?;
+/// Whether an entry is a user's: a lift readmits the user, with new credentials.
+pub fn is_of_user(key: &str) -> bool {
+    key.strip_prefix(USER).is_some_and(|name| decode(name).is_some())
+}
+
+/// Ends a denial by the key of its entry; returns the entry's value, or `None` if the list denies nothing by
+/// that name. An entry goes, unless it is a user's: that becomes a readmission.
+pub fn lift(config_map: &mut Value, key: &str, change: &Change<'_>) -> Option<Value> {
+    let exact = keys(config_map).find(|(_, own)| *own == key);
+    // the case of a user's name counts
+    let other = || keys(config_map).find(|(_, own)| !is_of_user(own) && own.eq_ignore_ascii_case(key));
+    let (map, own) = exact.or_else(other)?;
     let own = own.to_owned();
-    config_map[map].as_object_mut()?.remove(&own)
+    let is_user = is_of_user(&own);
+    if is_user && readmitted(&config_map[map][&own]).is_some() {
+        return None;
+    }
+    let before = config_map[map].as_object_mut()?.remove(&own)?;
+    if is_user {
+        config_map["data"][own] =
+            change.explained(json!({"readmitted": change.time, AFTER: change.issue})).to_string().into();
+    }
+    Some(before)
 }
 
 /// The first of some denials by name, and the number of the others.
@@ -498,13 +539,18 @@ impl Change<'_> {
         }
     }
 
+    /// An entry's value, with the author and the reason.
+    fn explained(&self, mut value: Value) -> Value {
+        value["by"] = self.by.into();
+        value["reason"] = kedge_api::excerpt_of(self.reason, REASON_CHARS).into();
+        value
+    }
+
     /// Replaces all entries of a node by one.
     fn enter(&self, config_map: &mut Value, node: &str, mut value: Value) {
         self.forget(config_map, node);
         let [by_name, by_digest] = node_keys(node);
-        let reason = kedge_api::excerpt_of(self.reason, REASON_CHARS);
-        value["by"] = self.by.into();
-        value["reason"] = reason.into();
+        value = self.explained(value);
         let fits = by_name.len() <= SUBDOMAIN_BYTES;
         if !fits {
             value["node"] = node.into();
@@ -530,7 +576,7 @@ pub fn explanation(config_map: &Value, node: &str) -> Value {
 
 /// The key of a user; keys of a ConfigMap have few characters.
 pub fn user_key(user: &str) -> String {
-    user.bytes().fold("user.".to_owned(), |mut key, byte| {
+    user.bytes().fold(USER.to_owned(), |mut key, byte| {
         match byte {
             b'-' | b'.' | b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => key.push(char::from(byte)),
             byte => {
@@ -640,6 +686,46 @@ mod tests {
         CHANGE.forget(&mut map, "edge-1");
         assert_eq!(DenyList::read(&map), DenyList::default());
         assert_eq!(explanation(&map, "edge-1"), Value::Null);
+    }
+
+    /// The stolen certificate stays refused when its user returns.
+    #[test]
+    fn readmitted_user_needs_newer_credentials() {
+        let (key, entry) = revocation_of_user("jane", "admin", CHANGE.time, "stolen");
+        let mut map = json!({"data": {key.clone(): entry, "user.Jane": ""}});
+        let denied = map.clone();
+        let jane =
+            |issue: u64| Identity { issue, credential: "X509SHA256=0a".into(), ..Identity::new("jane", &[]) };
+        assert!(DenyList::read(&map).refusal(&jane(u64::MAX)).is_some());
+        assert!(lift(&mut map, &key, &CHANGE).is_some());
+        let list = DenyList::read(&map);
+        for (issue, refused) in [(0, true), (7, true), (8, false)] {
+            assert_eq!(list.refusal(&jane(issue)).is_some(), refused, "{issue}");
+            let asked = list.requester_refusal("jane", issue, "2099-01-01T00:00:00Z");
+            assert_eq!(asked.is_some(), refused, "{issue}");
+        }
+        assert_eq!((list.refusal(&Identity::new("jane", &[])), list.signing_refusal("jane")), (None, None));
+        assert!(list.refusal(&Identity::new("Jane", &[])).is_some(), "another user");
+        assert_eq!(list.highest_issue(), 7);
+        let changed = lifted(&denied, &map);
+        assert_eq!(changed, [Lifted { denial: Denial::User("jane".to_owned()), is_gone: false }]);
+        assert!(change_complaint(&denied, &map).is_some() && change_complaint(&map, &denied).is_none());
+        assert_eq!(lift(&mut map, &key, &CHANGE), None, "only once");
+        let mut mistyped = json!({"data": {"User.jane": "", "user.a_": ""}});
+        assert!(
+            lift(&mut mistyped, "User.jane", &CHANGE).is_some()
+                && lift(&mut mistyped, "user.a_", &CHANGE).is_some()
+        );
+        assert_eq!(mistyped["data"], json!({}), "they denied nothing");
+        // in bytes, and of a token without a number
+        let mut map = json!({"binaryData": {"user.system_3abootstrap_3aabcdef": "eA=="}});
+        assert!(lift(&mut map, "user.system_3abootstrap_3aabcdef", &CHANGE).is_some());
+        let (list, user) = (DenyList::read(&map), "system:bootstrap:abcdef");
+        assert_eq!(
+            (list.refusal(&Identity::new(user, &[])), list.requester_refusal(user, 0, "")),
+            (None, None)
+        );
+        assert_eq!(map["binaryData"], json!({}));
     }
 
     /// Of a hub that knew no issue numbers.
@@ -777,7 +863,10 @@ mod tests {
             check(&swept, "node \"a\", user \"jane\", certificate 0b");
             assert!(change_complaint(&one, &swept).is_some(), "its only entry: {swept}");
         }
-        assert_eq!((lift(&mut one.clone(), "Node.A"), lift(&mut one, "node.b")), (Some("".into()), None));
+        assert_eq!(
+            (lift(&mut one.clone(), "Node.A", &CHANGE), lift(&mut one, "node.b", &CHANGE)),
+            (Some("".into()), None)
+        );
         assert!(deletion_complaint(&one).unwrap().contains("kedge-hub node readmit"));
         assert_eq!(deletion_complaint(&json!({"data": {"Node.a": ""}})), None);
         // a readmission also removes denials
