@@ -151,6 +151,11 @@ fn command(old: &Value, new: &Value) -> Option<Command> {
     if source(old) != source(new) {
         what = Some("spec.configSource".to_owned());
     }
+    // rollouts believe it: only the node itself tells it, here or in the annotation
+    let told = |node: &Value| at(node, &["status", "config"]).filter(|found| !found.is_null()).cloned();
+    if told(old) != told(new) {
+        what.get_or_insert_with(|| "status.config".to_owned());
+    }
     for (map, prefixes) in [("annotations", &COMMANDS[..]), ("labels", &[FLEET])] {
         for key in changed(&old["metadata"], &new["metadata"], map) {
             if !prefixes.iter().any(|prefix| key.starts_with(prefix)) {
@@ -346,6 +351,16 @@ mod tests {
                 "metadata.annotations[kedge.dev/forgive]",
             ),
             (
+                &|node: &mut Value| {
+                    node["status"]["config"]["lastKnownGood"] = json!({"configMap": {"name": "d"}})
+                },
+                "status.config",
+            ),
+            (
+                &annotate("kedge.dev/config-status", json!("{}")),
+                "metadata.annotations[kedge.dev/config-status]",
+            ),
+            (
                 &|node: &mut Value| node["metadata"]["labels"] = Value::Null,
                 "metadata.labels[fleet.kedge.dev/ring]",
             ),
@@ -362,6 +377,9 @@ mod tests {
             &annotate("kured", json!("y")) as &dyn Fn(&mut Value),
             &annotate("weave.works/kured-node-lock", json!("{}")),
             &|node: &mut Value| node["spec"]["unschedulable"] = true.into(),
+            &|node: &mut Value| {
+                node["status"] = json!({"conditions": [{"type": "KernelDeadlock", "status": "False"}]})
+            },
             &|node: &mut Value| node["metadata"]["labels"]["topology.kubernetes.io/zone"] = "z".into(),
         ] {
             check("kured", harmless, "");
