@@ -20,7 +20,7 @@ pub const NAMESPACE: &str = "kedge-fleet";
 /// Annotation: the number of the revision whose content the source is to get; `0`: the one before.
 pub const UNDO: &str = "fleet.kedge.dev/undo-to";
 /// Most batches.
-const BATCHES: usize = 32;
+pub const BATCHES: usize = 32;
 /// Longest duration, in seconds: a year.
 const LONGEST: u64 = 365 * 24 * 60 * 60;
 /// Prefixes of labels that nodes cannot set themselves.
@@ -362,7 +362,10 @@ mod tests {
         let definition = parts.find(|part| part.contains("kind: CustomResourceDefinition")).unwrap();
         let definition = crate::yaml::parse(definition.as_bytes()).unwrap();
         assert_eq!(definition["spec"]["names"]["plural"], CONFIG_ROLLOUT.plural);
-        compare(CONFIG_ROLLOUT.type_name, &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]);
+        let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        compare(CONFIG_ROLLOUT.type_name, schema);
+        let strategy = &schema["properties"]["spec"]["properties"]["strategy"]["properties"];
+        assert_eq!(strategy["batches"]["maxItems"], BATCHES);
     }
 
     #[test]

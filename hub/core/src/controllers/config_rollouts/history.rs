@@ -31,6 +31,8 @@ pub(super) struct Revision {
     pub(super) name: String,
     pub(super) number: i64,
     pub(super) is_complete: bool,
+    /// It was complete before another one came, and is not on all nodes again.
+    pub(super) comes_back: bool,
     /// Batches that it has passed.
     pub(super) batch: usize,
     pub(super) record: Record,
@@ -42,6 +44,7 @@ impl Revision {
             name: text(value, &["name"]).to_owned(),
             number: value["number"].as_i64().filter(|number| *number <= HIGHEST_NUMBER).unwrap_or(0),
             is_complete: value["complete"] == true,
+            comes_back: value["comesBack"] == true,
             batch: value["batch"].as_u64().and_then(|batch| usize::try_from(batch).ok()).unwrap_or(0),
             record: Record::read(text(value, &["record"])),
         }
@@ -52,6 +55,9 @@ impl Revision {
         let mut value = json!({"name": self.name, "number": self.number, "batch": self.batch});
         if self.is_complete {
             value["complete"] = true.into();
+        }
+        if self.comes_back {
+            value["comesBack"] = true.into();
         }
         if let Some(record) = self.record.write() {
             value["record"] = record.into();
@@ -99,12 +105,14 @@ pub(super) fn renew(revisions: &mut Vec<Revision>, name: &str) {
         Some(at) => {
             let mut revision = revisions.remove(at);
             (revision.number, revision.batch) = (highest.saturating_add(1), 0);
+            revision.comes_back = revision.is_complete;
             revisions.push(revision);
         }
         None => revisions.push(Revision {
             name: name.to_owned(),
             number: highest.saturating_add(1),
             is_complete: false,
+            comes_back: false,
             batch: 0,
             record: Record::default(),
         }),

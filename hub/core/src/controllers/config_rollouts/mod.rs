@@ -17,6 +17,7 @@ mod settings;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -31,7 +32,7 @@ use super::rolling::telling::{Deed, Telling};
 use crate::api_error::ApiError;
 use crate::kinds::config_rollout::{NAMESPACE, UNDO, self_set_labels};
 use crate::kinds::{CONFIG_MAP, CONFIG_ROLLOUT, EVENT, Kind, NODE, POD};
-use crate::object::Event;
+use crate::object::{Event, Object};
 use crate::requests::DeleteOptions;
 use crate::state::Require;
 use crate::value::{condition, rfc3339, set_condition, text};
@@ -456,7 +457,9 @@ impl Look<'_> {
             Err((reason, message)) => problem = Some((*reason, message.clone())),
         }
         let complete = revisions.iter().rev().find(|one| one.is_complete).map(|one| one.name.clone());
-        let in_use = self.in_use();
+        // it reads all nodes, and most looks have nothing to forget
+        let forgets = rollout.tidies || revisions.len() > self.settings.history + 1;
+        let in_use = if forgets { self.in_use() } else { BTreeSet::new() };
         let surplus = history::surplus(&revisions, self.settings.history, complete.as_deref(), &in_use);
         let mut tasks: Vec<Task<Purpose>> = surplus.iter().filter_map(|name| self.forget(name)).collect();
         tasks.extend(self.tidy(rollout, &revisions, &in_use));
@@ -518,6 +521,7 @@ impl Look<'_> {
             let message = format!("Revision {} is complete: {} nodes run it", update.name, counts.updated);
             events.push(("Normal", "Complete", message));
         }
+        update.comes_back &= !plan.is_everywhere;
         if let Some(newest) = revisions.last_mut() {
             newest.clone_from(&update);
         }
@@ -580,9 +584,18 @@ impl Look<'_> {
         Require::Unchanged { kind: &CONFIG_ROLLOUT, namespace, name, revision: Some(self.revision) }
     }
 
+    fn source(&self) -> Option<Arc<Object>> {
+        self.world.get(&CONFIG_MAP, NAMESPACE, &self.settings.source)
+    }
+
+    /// Whether the source is there and can never be written.
+    fn is_fixed(&self) -> bool {
+        self.source().is_some_and(|source| source.value()["immutable"] == true)
+    }
+
     fn payload(&self) -> Payload {
         let Settings { source, key, .. } = self.settings;
-        let Some(object) = self.world.get(&CONFIG_MAP, NAMESPACE, source) else {
+        let Some(object) = self.source() else {
             let message = format!("ConfigMap {NAMESPACE}/{source} does not exist; nodes keep what they have");
             return Err(("SourceMissing", message));
         };
@@ -872,8 +885,8 @@ impl Look<'_> {
             return ("Stopped", "TooManyFailures", String::new());
         }
         let phase = match () {
-            () if self.settings.is_paused && !update.is_complete => "Paused",
-            () if update.is_complete => "Complete",
+            () if update.is_complete && !update.comes_back => "Complete",
+            () if self.settings.is_paused => "Paused",
             () if plan.soaks_until.is_some() => "Soaking",
             () => "Progressing",
         };
@@ -984,12 +997,21 @@ impl Look<'_> {
         let mut tasks = Vec::new();
         match (found, payload) {
             (Some(found), Some(payload)) => {
-                if self.payload().as_deref().ok() != Some(&*payload) {
+                let is_done = self.payload().as_deref().ok() == Some(&*payload);
+                if !is_done && !self.is_fixed() {
                     tasks.push(self.write_source(payload));
                     return tasks;
                 }
-                let message = format!("Undone to revision {}, number {}", found.name, found.number);
-                tasks.extend(self.tell(rollout, vec![("Normal", "Undone", message)]));
+                let told = if is_done {
+                    let message = format!("Undone to revision {}, number {}", found.name, found.number);
+                    ("Normal", "Undone", message)
+                } else {
+                    let source = &self.settings.source;
+                    let message =
+                        format!("ConfigMap {NAMESPACE}/{source} is immutable: replace it to go back");
+                    ("Warning", "UndoImpossible", message)
+                };
+                tasks.extend(self.tell(rollout, vec![told]));
             }
             _ => {
                 let message = format!("There is no revision {asked} to go back to");
@@ -1015,15 +1037,18 @@ impl Look<'_> {
         Some(text(&object.value(), &["data", KEY]).to_owned()).filter(|found| !found.is_empty())
     }
 
-    /// Writes a content to the source, unless the rollout was changed meanwhile.
+    /// Writes a content to the source, unless the rollout or the source was changed meanwhile.
     fn write_source(&self, payload: String) -> Task<Purpose> {
         let Settings { source, key, .. } = self.settings;
-        let (kind, requires) = (&CONFIG_MAP, vec![self.unchanged()]);
-        if self.world.get(kind, NAMESPACE, source).is_none() {
+        let (kind, mut requires) = (&CONFIG_MAP, vec![self.unchanged()]);
+        let Some(found) = self.source() else {
             let value = json!({"apiVersion": "v1", "kind": "ConfigMap",
                 "metadata": {"namespace": NAMESPACE, "name": source}, "data": {key: payload}});
             return self.task("write the source", Action::Create { kind, value, requires });
-        }
+        };
+        let (namespace, name, revision) = (NAMESPACE.to_owned(), source.clone(), Some(found.revision));
+        // else somebody's repair would be written over
+        requires.push(Require::Unchanged { kind, namespace, name, revision });
         let key = key.clone();
         let edit: Edit = Box::new(move |value, _| {
             value["data"][&key] = payload.as_str().into();
@@ -1035,6 +1060,12 @@ impl Look<'_> {
 
     fn roll_back(&self, rollout: &mut Rollout, from: &Revision, to: Option<&str>) -> Vec<Task<Purpose>> {
         let Some((to, payload)) = to.and_then(|to| Some((to, self.content(to)?))) else { return Vec::new() };
+        if self.is_fixed() {
+            let source = &self.settings.source;
+            let message =
+                format!("ConfigMap {NAMESPACE}/{source} is immutable: replace it to go back to {to}");
+            return self.tell(rollout, vec![("Warning", "RollbackImpossible", message)]);
+        }
         let mut tasks = vec![self.write_source(payload)];
         let message = format!("Rolled back from revision {}, number {}, to {to}", from.name, from.number);
         tasks.extend(self.tell(rollout, vec![("Warning", "RolledBack", message)]));

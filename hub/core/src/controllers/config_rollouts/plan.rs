@@ -16,6 +16,7 @@ use std::time::Duration;
 use super::super::rolling::budget::{Budget, share};
 use super::node::{State, Why};
 use super::settings::Settings;
+use crate::kinds::config_rollout::BATCHES;
 
 /// A selected node.
 #[derive(Debug)]
@@ -69,6 +70,8 @@ pub(super) struct Plan<'a> {
     pub(super) is_complete: bool,
     /// The batch under way waits for this time to be over.
     pub(super) soaks_until: Option<Duration>,
+    /// Each node that is there has the update.
+    pub(super) is_everywhere: bool,
     /// There are more nodes to assign at once.
     pub(super) has_more: bool,
     /// The batch under way waits for a node that matches it.
@@ -123,6 +126,7 @@ pub(super) fn plan<'a>(settings: &Settings, rows: &[Row<'a>], progress: &Progres
     }
     plan.has_more = turns.has_more;
     let is_settled = tally.trying == 0 && open.is_empty() && tally.failed <= progress.tolerated;
+    plan.is_everywhere = is_settled && held.is_empty();
     match settings.batches.get(progress.passed) {
         None => match tally.latest.map(|since| since + settings.stays) {
             _ if !(is_settled && held.is_empty()) => {}
@@ -194,7 +198,7 @@ impl Seats {
     /// The batch that a node belongs to: the first open one with a place for it.
     fn take(&mut self, row: &Row<'_>) -> Option<usize> {
         let fits = |(index, left): &(usize, &mut Option<usize>)| {
-            row.batches & (1 << index) != 0 && left.is_none_or(|left| left > 0)
+            *index < BATCHES && row.batches & (1 << index) != 0 && left.is_none_or(|left| left > 0)
         };
         let batches = self.left.len();
         match self.left.iter_mut().enumerate().find(fits) {
@@ -289,7 +293,8 @@ mod tests {
             };
             let small = letter.to_ascii_lowercase();
             let batches = settings.batches.iter().enumerate().fold(0, |all, (index, batch)| {
-                all | u32::from(batch.selector.is_none() || letter.is_uppercase()) << index
+                let is_in = index < BATCHES && (batch.selector.is_none() || letter.is_uppercase());
+                if is_in { all | 1 << index } else { all }
             });
             Row {
                 name: Box::leak(name.to_owned().into_boxed_str()),
@@ -379,6 +384,19 @@ mod tests {
         let strategy = || json!({"maxUnavailable": 9, "batches": [{"selector": {"matchLabels": {"a": "b"}}, "limit": 1}]});
         check(strategy(), "wWWW", 0, "1W |");
         check(strategy(), "wGWW", 0, "| passed");
+    }
+
+    /// As another API server may have let it pass.
+    #[test]
+    fn batch_without_bounds_is_one_node() {
+        for batch in [json!({"soak": "1s"}), json!({"selector": {}})] {
+            check(json!({"maxUnavailable": 9, "batches": [batch]}), "wwww", 0, "0w |");
+        }
+        let many: Vec<Value> = (0..40).map(|_| json!({"limit": 1})).collect();
+        let nodes = "w".repeat(36);
+        let settings = json!({"maxUnavailable": 99, "batches": many});
+        let expect: Vec<String> = (0..32).map(|at| format!("{at}w")).collect();
+        check(settings, &nodes, 35, &format!("{} |", expect.join(" ")));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::super::rolling::budget::time;
-use crate::kinds::config_rollout::version_numbers;
+use crate::kinds::config_rollout::{BATCHES, version_numbers};
 use crate::kinds::daemon_set::selects;
 use crate::kinds::rules::{entries, list};
 use crate::value::text;
@@ -59,7 +59,8 @@ impl Settings {
         };
         let batch = |batch: &Value| Batch {
             selector: Some(&batch["selector"]).filter(|one| !is_empty(one)).cloned(),
-            limit: batch.get("limit").cloned(),
+            // one that selects nothing and has no limit would be everybody
+            limit: batch.get("limit").cloned().or_else(|| is_empty(&batch["selector"]).then(|| 1.into())),
             soak: match text(batch, &["soak"]) {
                 "" => Some(Duration::ZERO),
                 found => time(found),
@@ -93,11 +94,11 @@ impl Settings {
         self.selector.as_ref().is_none_or(|selector| !is_empty(selector) && selects(selector, labels))
     }
 
-    /// One bit for each batch whose selector a node with these labels matches.
+    /// One bit for each batch, of those that are valid, whose selector a node with these labels matches.
     pub(super) fn batches_of(&self, labels: &Value) -> u32 {
         let matches =
             |batch: &Batch| batch.selector.as_ref().is_none_or(|selector| selects(selector, labels));
-        let found = self.batches.iter().take(32).enumerate().filter(|(_, batch)| matches(batch));
+        let found = self.batches.iter().take(BATCHES).enumerate().filter(|(_, batch)| matches(batch));
         found.fold(0, |all, (index, _)| all | 1 << index)
     }
 

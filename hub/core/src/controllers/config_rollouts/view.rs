@@ -10,6 +10,7 @@ use super::super::controller::World;
 use super::history;
 use super::node::{Assigned, Facts};
 use super::settings::Settings;
+use crate::kinds::config_rollout::UNDO;
 use crate::kinds::{CONFIG_ROLLOUT, NODE};
 use crate::value::{condition, text};
 
@@ -20,7 +21,9 @@ pub fn view(world: &dyn World, name: &str, wall: OffsetDateTime) -> Option<Value
     let (settings, status) = (Settings::read(&rollout), &rollout["status"]);
     let revisions = history::read(status);
     let update = text(status, &["updateRevision"]);
-    let is_observed = rollout["metadata"]["generation"] == status["observedGeneration"];
+    // an undo that was asked for is not in the status yet
+    let is_undone = !text(&rollout, &["metadata", "annotations", UNDO]).is_empty();
+    let is_observed = rollout["metadata"]["generation"] == status["observedGeneration"] && !is_undone;
     let phase = if is_observed { text(status, &["phase"]).to_lowercase() } else { String::new() };
     let reason = ["Stopped", "Progressing"].into_iter().find_map(|sort| {
         let found = condition(status, sort).filter(|found| sort != "Stopped" || found["status"] == "True")?;
@@ -36,7 +39,7 @@ pub fn view(world: &dyn World, name: &str, wall: OffsetDateTime) -> Option<Value
     let rows: Vec<Value> = rows.collect();
     let count = |field: &str| status["nodes"][field].as_i64().unwrap_or(0);
     Some(json!({
-        "namespace": "cro", "name": name, "revision": update,
+        "namespace": "cro", "name": name, "revision": if is_undone { "" } else { update },
         "state": if phase.is_empty() || phase == "progressing" { "under way" } else { &phase },
         "message": if is_observed { reason.unwrap_or_default() } else { "" },
         "desired": count("selected"), "updated": count("updated"), "available": count("updated"),

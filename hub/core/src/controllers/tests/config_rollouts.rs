@@ -430,7 +430,16 @@ fn undo_is_a_new_revision_with_old_content() {
     shops.steps(5);
     assert_eq!((shops.with("good-2"), numbers(&shops)), (2, vec![1, 2]));
     shops.annotate("fleet.kedge.dev/undo-to", "0");
-    shops.steps(5);
+    let shown = |shops: &Shops| view(&shops.hub.index, "shops", time::OffsetDateTime::UNIX_EPOCH).unwrap();
+    assert_eq!((&shown(&shops)["state"], &shown(&shops)["revision"]), (&json!("under way"), &json!("")));
+    // nodes that have it, and the phase
+    let mut phases = Vec::new();
+    for _ in 0..5 {
+        shops.step();
+        phases.push((shops.status()["nodes"]["updated"].as_i64().unwrap(), shops.phase()));
+    }
+    assert!(phases.iter().all(|(updated, phase)| (*updated == 6) == (phase == "Complete")), "{phases:?}");
+    assert_eq!(shown(&shops)["state"], "complete");
     // it was complete before: it needs no batches
     assert_eq!((shops.with("good-1"), shops.phase(), numbers(&shops)), (6, "Complete".into(), vec![2, 3]));
     let rollout = shops.hub.value(&CONFIG_ROLLOUT, "", "shops");
@@ -442,6 +451,49 @@ fn undo_is_a_new_revision_with_old_content() {
     shops.annotate("fleet.kedge.dev/undo-to", "2");
     shops.steps(3);
     assert_eq!((shops.with("good-2"), numbers(&shops)), (2, vec![3, 4]));
+}
+
+/// Somebody repairs the source while an undo, or a rollback, is decided.
+#[test]
+fn undo_writes_over_no_repair() {
+    let mut shops = settled(4, json!({"maxUnavailable": 2, "rollbackOnFailure": true}));
+    shops.push("good-2");
+    shops.steps(1);
+    shops.annotate("fleet.kedge.dev/undo-to", "0");
+    shops.second += STEP;
+    shops.controller.sweep(&shops.hub.index);
+    let now = shops.hub.now(shops.second);
+    let tasks = shops.controller.reconcile(&shops.hub.index, now).tasks;
+    assert!(tasks.iter().any(|task| format!("{:?}", task.action).contains("update configmaps")), "{tasks:?}");
+    shops.push("good-3");
+    for task in tasks {
+        shops.hub.act(&mut shops.controller, task, now);
+    }
+    assert_eq!(shops.hub.value(&CONFIG_MAP, FLEET, "settings")["data"]["kubelet"], "good-3");
+}
+
+/// It says so once, and goes on.
+#[test]
+fn immutable_source_is_not_undone() {
+    let mut shops = settled(4, json!({"maxUnavailable": 4, "rollbackOnFailure": true}));
+    let replace = |shops: &mut Shops, text: &str| {
+        shops.hub.delete(&CONFIG_MAP, FLEET, "settings", Propagation::Unset);
+        let metadata = json!({"namespace": FLEET, "name": "settings"});
+        shops
+            .hub
+            .create(&CONFIG_MAP, json!({"metadata": metadata, "data": {"kubelet": text}, "immutable": true}));
+    };
+    replace(&mut shops, "good-2");
+    shops.steps(1);
+    shops.annotate("fleet.kedge.dev/undo-to", "0");
+    shops.steps(12);
+    assert_eq!(
+        (shops.with("good-2"), shops.phase(), shops.count("UndoImpossible")),
+        (4, "Complete".into(), 1)
+    );
+    replace(&mut shops, "bad-3");
+    shops.steps(12);
+    assert_eq!((shops.phase(), shops.count("RollbackImpossible")), ("Stopped".into(), 1));
 }
 
 #[test]
