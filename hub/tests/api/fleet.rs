@@ -126,6 +126,30 @@ fn page_needs_the_path_and_the_list_of_nodes() {
     }
 }
 
+/// Two callers may list the same, and one of them may read the object alone.
+#[test]
+fn page_of_a_rollout_is_not_handed_to_others() {
+    let hub = patient_hub();
+    let mut admin = hub.admin();
+    small_fleet(&mut admin);
+    admin.post("/api/v1/namespaces", &json!({"metadata": {"name": "kedge-fleet"}})).expect(201);
+    let spec = json!({"allNodes": true, "source": {"name": "settings"}});
+    let rollout = json!({"apiVersion": "fleet.kedge.dev/v1", "kind": "ConfigRollout", "metadata": {"name": "shops"}, "spec": spec});
+    admin.post("/apis/fleet.kedge.dev/v1/configrollouts", &rollout).expect(201);
+    let path = json!({"nonResourceURLs": ["/fleet", "/fleet/*"], "verbs": ["get"]});
+    let nodes = json!({"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]});
+    let get = |group: &str, resource: &str| json!({"apiGroups": [group], "resources": [resource], "verbs": ["get"]});
+    let (set, config) = (get("apps", "daemonsets"), get("fleet.kedge.dev", "configrollouts"));
+    allow(&mut admin, "both", &json!([path, nodes]));
+    allow(&mut admin, "reads", &json!([path, nodes, set, config]));
+    for page in ["/fleet/rollouts/default/till", "/fleet/rollouts/shops"] {
+        for (user, code) in [("reads", 200), ("both", 403)] {
+            let (found, text) = as_user(&mut admin, user, "GET", page);
+            assert_eq!(found, code, "{user} {page}: {text}");
+        }
+    }
+}
+
 #[test]
 fn page_is_read_only_and_runs_nothing() {
     let hub = patient_hub();

@@ -122,10 +122,12 @@ mod tests {
             });
         }
         drop(held);
+        let start = Instant::now();
         while let Some(page) = tasks.join_next().await {
             assert_eq!(page.unwrap(), b"a"[..]);
         }
         let made = *made.lock().unwrap();
-        assert!((1..=RENDERS).contains(&made), "{made} pages were made");
+        // on a machine that stands still a page may grow old meanwhile
+        assert!(made >= 1 && (made <= RENDERS || start.elapsed() >= FRESH), "{made} pages were made");
     }
 }

@@ -46,6 +46,7 @@ pub(super) async fn answer(context: &RequestContext<'_>, place: &Place) -> Resul
     let listed = Attributes { verb: "list", resource: NODE.plural, ..Attributes::default() };
     context.authorize(&listed)?;
     let sees = sees(context);
+    authorize(context, place, sees)?;
     let uri = &context.parts.uri;
     let key = (sees, uri.path_and_query().map_or_else(String::new, ToString::to_string));
     let pages = &context.server.pages;
@@ -53,7 +54,21 @@ pub(super) async fn answer(context: &RequestContext<'_>, place: &Place) -> Resul
     Ok(with_headers(respond::shared(200, "text/html; charset=utf-8", text)))
 }
 
-/// The kinds that the caller may list besides Nodes.
+/// Whether the caller may read the object that a page is about. Decided before a page is looked up: it is kept
+/// for everybody who may list the same.
+fn authorize(context: &RequestContext<'_>, place: &Place, sees: Sees) -> Result<(), ApiError> {
+    let (kind, namespace, name) = match place {
+        Place::Rollout { namespace, name } => (&DAEMON_SET, namespace.as_str(), name),
+        Place::ConfigRollout(name) if !sees.config_rollouts => {
+            (config_rollouts_kind().ok_or_else(ApiError::path_not_found)?, "", name)
+        }
+        _ => return Ok(()),
+    };
+    let (group, resource) = (kind.group, kind.plural);
+    context.authorize(&Attributes { verb: "get", group, resource, namespace, name, ..Attributes::default() })
+}
+
+/// What the caller may list besides Nodes.
 fn sees(context: &RequestContext<'_>) -> Sees {
     let may_list = |kind: &Kind| {
         let asked =
@@ -84,7 +99,7 @@ fn made(context: &RequestContext<'_>, place: &Place, sees: Sees) -> Result<Bytes
         Place::Nodes => nodes(context, &frame, sees),
         Place::Node(name) => node(context, &frame, sees, name),
         Place::Rollout { namespace, name } => rollout(context, &frame, sees, namespace, name),
-        Place::ConfigRollout(name) => config_rollout(context, &frame, sees, name),
+        Place::ConfigRollout(name) => config_rollout(context, &frame, name),
     };
     text.map(Bytes::from)
 }
@@ -180,15 +195,6 @@ fn rollout(
     name: &str,
 ) -> Result<String, ApiError> {
     let hub = &context.server.hub;
-    let asked = Attributes {
-        verb: "get",
-        group: DAEMON_SET.group,
-        resource: DAEMON_SET.plural,
-        namespace,
-        name,
-        ..Attributes::default()
-    };
-    context.authorize(&asked)?;
     let set = hub.get(&DAEMON_SET, namespace, name).ok_or_else(|| ApiError::not_found(&DAEMON_SET, name))?;
     let set = value(context, &set);
     // the pods of the set lead to its nodes
@@ -198,23 +204,8 @@ fn rollout(
     Ok(page::rollout(frame, &Rollout::of_daemon_set(&set), &set, view.as_ref()))
 }
 
-fn config_rollout(
-    context: &RequestContext<'_>,
-    frame: &Frame<'_>,
-    sees: Sees,
-    name: &str,
-) -> Result<String, ApiError> {
+fn config_rollout(context: &RequestContext<'_>, frame: &Frame<'_>, name: &str) -> Result<String, ApiError> {
     let kind = config_rollouts_kind().ok_or_else(ApiError::path_not_found)?;
-    if !sees.config_rollouts {
-        let asked = Attributes {
-            verb: "get",
-            group: kind.group,
-            resource: kind.plural,
-            name,
-            ..Attributes::default()
-        };
-        context.authorize(&asked)?;
-    }
     let found = context.server.hub.get(kind, "", name).ok_or_else(|| ApiError::not_found(kind, name))?;
     let found = value(context, &found);
     Ok(page::rollout(frame, &Rollout::of_config_rollout(&found), &found, None))
