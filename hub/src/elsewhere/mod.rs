@@ -38,6 +38,10 @@ const LEASE_LIFE: Duration = Duration::from_secs(15);
 const RENEWAL: Duration = Duration::from_secs(5);
 /// Pause after the server could not be reached.
 const RETRY: Duration = Duration::from_secs(5);
+/// The server ends each watch after so long.
+const WATCH_SECONDS: u64 = 240;
+/// A watch without a line for longer has lost its server.
+const SILENCE: Duration = Duration::from_secs(300);
 /// Most changes that wait for the controller.
 const BACKLOG: usize = 1024;
 
@@ -120,9 +124,12 @@ async fn follow_once(
     let items = items.and_then(|items| serde_json::from_value::<Vec<Value>>(items).ok()).unwrap_or_default();
     sender.send(News::All(kind, items)).await.map_err(|error| error.to_string())?;
     loop {
-        let watch = format!("{all}?watch=true&allowWatchBookmarks=true&resourceVersion={revision}");
+        let watch = format!(
+            "{all}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={revision}"
+        );
         let mut lines = server.watch(&watch).await?;
-        while let Some(line) = lines.next().await? {
+        let silent = |_| format!("the watch is silent for {SILENCE:?}");
+        while let Some(line) = tokio::time::timeout(SILENCE, lines.next()).await.map_err(silent)?? {
             let Some(event) = kedge_hub_core::decode::value(line.as_bytes()) else { break };
             let object = &event["object"];
             match event["type"].as_str() {
@@ -178,6 +185,10 @@ impl Runner {
             }
             if self.missing.is_empty() && lease.is_held() {
                 next = self.step(&mut lease).await.map(|at| self.start + at);
+                // what was decided and not done is forgotten, so this process cannot go on
+                if !lease.is_held() {
+                    return Err(format!("lost the Lease kube-system/{LEASE}"));
+                }
             }
         }
     }
