@@ -1,7 +1,7 @@
 //! ConfigRollouts by kubectl, as the page of rollouts has them: columns, describe, explain, pause, undo, and
 //! `kedge-hub rollout cro/NAME`. The test plays the nodes.
 
-use crate::programs::{Kubectl, contains, json, table, with_every_kubectl, with_newest_kubectl};
+use crate::programs::{Kubectl, PATIENT, contains, json, table, with_newest_patient_hub, with_patient_hubs};
 use crate::server::{Client, Hub};
 use serde_json::{Value, json};
 
@@ -78,7 +78,7 @@ fn with_rollout(hub: &Hub, kubectl: &Kubectl) {
 
 #[test]
 fn rollout_is_applied_shown_and_explained() {
-    with_every_kubectl(|hub, kubectl| {
+    with_patient_hubs(|hub, kubectl| {
         with_rollout(hub, kubectl);
         let shown = table(&kubectl.ok("get cro"));
         assert_eq!(shown[0], ["NAME", "PHASE", "BATCH", "SELECTED", "UPDATED", "FAILED", "AWAY", "AGE"]);
@@ -122,7 +122,7 @@ fn rollout_is_applied_shown_and_explained() {
 
 #[test]
 fn rollout_is_paused_stopped_and_undone() {
-    with_newest_kubectl(|hub, kubectl| {
+    with_newest_patient_hub(|hub, kubectl| {
         with_rollout(hub, kubectl);
         let patch = |paused: bool| {
             kubectl.ok(&format!(r#"patch cro shops --type merge -p '{{"spec":{{"paused":{paused}}}}}'"#));
@@ -155,6 +155,11 @@ fn rollout_is_paused_stopped_and_undone() {
         // the one before, as a new revision
         kubectl.ok("annotate cro shops fleet.kedge.dev/undo-to=0");
         nodes_act_until(hub, kubectl, "Complete");
+        // complete again once all nodes have it
+        assert_eq!(
+            hub.stored("/apis/fleet.kedge.dev/v1/configrollouts/shops")["status"]["nodes"]["updated"],
+            2
+        );
         assert_eq!(
             hub.stored("/api/v1/namespaces/kedge-fleet/configmaps/shop-settings")["data"]["kubelet"],
             "good 1"
@@ -175,7 +180,7 @@ fn rollout_is_paused_stopped_and_undone() {
 /// A node may not choose its configuration by its labels, nor write anything of the group.
 #[test]
 fn nodes_do_not_choose_their_configuration() {
-    with_newest_kubectl(|hub, kubectl| {
+    with_newest_patient_hub(|hub, kubectl| {
         with_rollout(hub, kubectl);
         let own = kubectl.as_node(hub, "edge-2");
         let refused = own.fails("label node edge-2 fleet.kedge.dev/ring=canary");
@@ -215,7 +220,7 @@ impl Drop for Elsewhere {
 /// continues when the first is gone.
 #[test]
 fn rollout_goes_on_from_another_process() {
-    let hub = Hub::with(&["--config-rollouts", "off"]);
+    let hub = Hub::with(&[&["--config-rollouts", "off"], &PATIENT[..]].concat());
     let Some(kubectl) = hub.find_kubectl("1.36") else { return };
     let first = Elsewhere::start(&hub);
     with_rollout(&hub, &kubectl);

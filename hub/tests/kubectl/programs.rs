@@ -20,6 +20,9 @@ pub(crate) const VERSIONS: [&str; 3] = ["1.20", "1.32", "1.36"];
 pub(crate) const NODES: &str = "/api/v1/nodes";
 pub(crate) const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
+/// Flags of a hub that calls no node silent: the tests' nodes renew nothing.
+pub(crate) const PATIENT: [&str; 2] = ["--node-monitor-grace-period", "1h"];
+
 /// One kubectl with one kubeconfig.
 pub(crate) struct Kubectl {
     pub(crate) version: &'static str,
@@ -30,27 +33,28 @@ pub(crate) struct Kubectl {
 
 /// Runs a test with every available kubectl; each run has a hub of its own.
 pub(crate) fn with_every_kubectl(test: impl Fn(&Hub, &Kubectl)) {
-    VERSIONS.into_iter().for_each(|version| with(version, &test));
+    VERSIONS.into_iter().for_each(|version| with(version, &[], &test));
 }
 
 /// Runs a test with the newest kubectl only: for answers of the hub that the older ones request in the same
 /// way and print alike.
 pub(crate) fn with_newest_kubectl(test: impl Fn(&Hub, &Kubectl)) {
-    with(VERSIONS[VERSIONS.len() - 1], &test);
+    with(VERSIONS[VERSIONS.len() - 1], &[], &test);
 }
 
 /// Runs a test with every available kubectl and hubs that call no node silent meanwhile.
 pub(crate) fn with_patient_hubs(test: impl Fn(&Hub, &Kubectl)) {
-    for version in VERSIONS {
-        let Some(program) = find(version) else { continue };
-        let hub = Hub::with(&["--node-monitor-grace-period", "1h"]);
-        test(&hub, &hub.kubectl(version, program));
-    }
+    VERSIONS.into_iter().for_each(|version| with(version, &PATIENT, &test));
 }
 
-fn with(version: &'static str, test: &impl Fn(&Hub, &Kubectl)) {
+/// The same with the newest kubectl only.
+pub(crate) fn with_newest_patient_hub(test: impl Fn(&Hub, &Kubectl)) {
+    with(VERSIONS[VERSIONS.len() - 1], &PATIENT, &test);
+}
+
+fn with(version: &'static str, flags: &[&str], test: &impl Fn(&Hub, &Kubectl)) {
     let Some(program) = find(version) else { return };
-    let hub = Hub::new();
+    let hub = Hub::with(flags);
     test(&hub, &hub.kubectl(version, program));
 }
 

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
@@ -44,6 +45,29 @@ impl Drop for Ended {
     }
 }
 
+/// A Prometheus with its files in this folder, and its port.
+fn started(folder: &Path) -> (Ended, u16) {
+    for _ in 0..10 {
+        // it takes no port 0: one that is free now, unless another program is faster
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut command = Command::new("prometheus");
+        command.arg(format!("--config.file={}", folder.join("prometheus.yml").display()));
+        command.arg(format!("--storage.tsdb.path={}", folder.join("data").display()));
+        command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+        let log = fs::File::create(folder.join("log")).unwrap();
+        let mut child = Ended(command.stdout(Stdio::null()).stderr(log).spawn().unwrap());
+        let mut has_ended = false;
+        until(|| {
+            has_ended = child.0.try_wait().unwrap().is_some();
+            has_ended || value(port, "up{job=\"hub\"}").is_some()
+        });
+        if !has_ended {
+            return (child, port);
+        }
+    }
+    panic!("{}", fs::read_to_string(folder.join("log")).unwrap());
+}
+
 fn token(hub: &Hub) -> String {
     let path = "/api/v1/namespaces/default/serviceaccounts/prometheus/token";
     let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
@@ -73,14 +97,7 @@ fn prometheus_scrapes_with_a_role_of_its_own() {
         let own = format!("  authorization: {{credentials_file: '{}'}}\n", token.display());
         let config = format!("scrape_configs:\n{}{}", job("hub", &own), job("nobody", ""));
         fs::write(folder.join("prometheus.yml"), config).unwrap();
-        // it takes no port 0: one that is free now
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut command = Command::new("prometheus");
-        command.arg(format!("--config.file={}", folder.join("prometheus.yml").display()));
-        command.arg(format!("--storage.tsdb.path={}", folder.join("data").display()));
-        command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
-        let log = fs::File::create(folder.join("log")).unwrap();
-        let _child = Ended(command.stdout(Stdio::null()).stderr(log).spawn().unwrap());
+        let (_child, port) = started(&folder);
         until(|| value(port, "up{job=\"hub\"}").as_deref() == Some("1"));
         until(|| value(port, "up{job=\"nobody\"}").as_deref() == Some("0"));
         assert_eq!(value(port, "kedge_hub_store_writable{job=\"hub\"}").as_deref(), Some("1"));
