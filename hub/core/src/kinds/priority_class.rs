@@ -111,6 +111,11 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Errors) {
         if policy != text(old, &["preemptionPolicy"]) {
             errors.push(FieldError::invalid("preemptionPolicy", policy, "field is immutable"));
         }
+        let name = text(new, &["metadata", "name"]);
+        if name.starts_with(SYSTEM_PREFIX) && is_default(new) && !is_default(old) {
+            let why = format!("globalDefault of {name} PriorityClass must be false");
+            errors.push(FieldError::forbidden("globalDefault", &why));
+        }
         return;
     }
     let name = text(new, &["metadata", "name"]);
@@ -195,6 +200,15 @@ mod tests {
         new["description"] = "another".into();
         new["globalDefault"] = true.into();
         check(new.clone(), Some(&old), &[]);
+        let mut system = class("system-node-critical", 2_000_001_000);
+        prepare(&mut system, None);
+        let before = system.clone();
+        system["globalDefault"] = true.into();
+        check(
+            system,
+            Some(&before),
+            &["globalDefault: Forbidden: globalDefault of system-node-critical PriorityClass must be false"],
+        );
         new["value"] = 6.into();
         new["preemptionPolicy"] = "Never".into();
         check(
