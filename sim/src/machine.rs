@@ -6,6 +6,7 @@
 //! others: the agent that runs in the started slot (`node`), times.
 
 use kedge_core::Digest;
+use kedge_core::kubelet::wanted::Pinned;
 use kedge_core::system::{By, Entry, Failure, Slot, Slots, SystemEvent, SystemOrder};
 use std::collections::BTreeMap;
 
@@ -27,6 +28,8 @@ pub enum Nature {
     Deaf,
     /// It has none from its blessing on.
     DeafLater,
+    /// Its key is revoked between its fetch and its write.
+    Revoked,
 }
 
 #[derive(Clone)]
@@ -54,12 +57,16 @@ pub fn digest_of(system: &str) -> Digest {
     Digest::of(system.as_bytes())
 }
 
-/// `kedge.system` of a payload.
+/// `kedge.system` of a payload; `Y+keys` has a list of keys with it.
 #[must_use]
 pub fn wants(system: &str) -> String {
+    let (system, keys) = match system.strip_suffix("+keys") {
+        Some(system) => (system, "keys: 'a list', "),
+        None => (system, ""),
+    };
     let digest = digest_of(system);
     format!(
-        "kedge: {{system: {{version: '{system}', images: {{{BOARD}: {{url: 'https://dl.example/{system}', digest: 'sha256:{digest}'}}}}}}}}"
+        "kedge: {{system: {{version: '{system}', {keys}images: {{{BOARD}: {{url: 'https://dl.example/{system}', digest: 'sha256:{digest}'}}}}}}}}"
     )
 }
 
@@ -132,7 +139,7 @@ impl Machine {
         match self.nature(self.running) {
             Nature::Deaf => true,
             Nature::DeafLater => !self.is_on_trial,
-            Nature::Good | Nature::Hangs => false,
+            Nature::Good | Nature::Hangs | Nature::Revoked => false,
         }
     }
 
@@ -195,11 +202,16 @@ impl Machine {
                 return vec![SystemEvent::Progress(42), SystemEvent::Done(Ok(()))];
             }
             SystemOrder::Fetch { .. } => Err("no answer".to_owned()),
-            SystemOrder::Write { digest } => {
+            SystemOrder::Write { wanted: Pinned { digest, .. } } => {
                 assert!(!self.is_on_trial, "the fallback is written in a trial");
-                assert_eq!(self.fetched, Some(digest), "it was not fetched");
-                self.newest = self.running;
                 let version = name_of(Some(digest));
+                if self.natures.get(&version) == Some(&Nature::Revoked) {
+                    let (reason, message) = ("NoSignature", "its key is revoked".to_owned());
+                    return vec![SystemEvent::Slots(self.slots()), SystemEvent::Refused { reason, message }];
+                }
+                // the pieces are removed once they are written
+                assert_eq!(self.fetched.take(), Some(digest), "it was not fetched");
+                self.newest = self.running;
                 self.slots[other] = Slot { digest: Some(digest), version, ..Slot::default() };
                 Ok(())
             }
@@ -233,7 +245,7 @@ impl Machine {
         match order {
             SystemOrder::Fetch { wanted, .. } => format!("fetch {}", name_of(Some(wanted.digest))),
             SystemOrder::StopFetch => "stop fetching".into(),
-            SystemOrder::Write { digest } => format!("write {}", name_of(Some(*digest))),
+            SystemOrder::Write { wanted } => format!("write {}", name_of(Some(wanted.digest))),
             SystemOrder::Arm { digest, by, demands_contact, .. } => {
                 let by = if *by == By::Revert { ", to go back" } else { "" };
                 let demand = if *demands_contact { ", with contact" } else { "" };

@@ -181,11 +181,12 @@ impl<'a> Line<'a> {
     ) -> Result<(), PullError> {
         let is_file = self.remote.is_file();
         let (name, base) = if is_file { ("", part.offset) } else { (part.member, 0) };
-        let (from, end) = (base + part.from + done, base + part.from + part.bytes);
+        let begin = base.saturating_add(part.from);
+        let (from, end) = (begin.saturating_add(done), begin.saturating_add(part.bytes));
         let is_usable = |open: &Open| {
             let has_it = match open.end {
                 None => open.at <= from,
-                Some(end) => open.at == from && from + buffer.len() as u64 <= end,
+                Some(end) => open.at == from && from.saturating_add(buffer.len() as u64) <= end,
             };
             open.name == name && has_it
         };
@@ -203,6 +204,8 @@ impl<'a> Line<'a> {
         while open.at < from {
             let most = usize::try_from(from - open.at).unwrap_or(usize::MAX).min(skipped.len());
             open.fill(&mut skipped[..most], web, meter)?;
+            // not too slow: there is no other way to the part
+            meter.kept = meter.kept.saturating_add(most as u64);
         }
         buffer.chunks_mut(PIECE_BYTES).try_for_each(|piece| open.fill(piece, web, meter))
     }
@@ -356,6 +359,10 @@ impl Fetcher<'_> {
     ) -> Result<bool, PullError> {
         let report = Cell::new(u8::MAX);
         if let Some(index) = manifest.member(INDEX) {
+            if index.bytes > chunks::INDEX_BYTES as u64 {
+                let why = format!("the index has {} bytes, at most {}", index.bytes, chunks::INDEX_BYTES);
+                return Err(PullError::new(Sort::Bad, why));
+            }
             self.member(line, meter, manifest, index, &mut |_| {})?;
         }
         if missing.is_none()
@@ -805,6 +812,10 @@ mod tests {
                 ("initrd", noise(30_000, 78)),
                 (ROOT, root.concat()),
             ];
+            Self::of(members)
+        }
+
+        fn of(members: Vec<(&'static str, Vec<u8>)>) -> Self {
             let mut text = "kedge-update 2\nboard toaster\nversion 2\noptions quiet\n".to_owned();
             for (key, content) in &members {
                 let _ = writeln!(text, "{key} {} {}", content.len(), hex(&Sha256::digest(content)));
@@ -966,6 +977,32 @@ mod tests {
         let fetched = world.fetch().unwrap();
         assert_eq!(world.server.take_seen().len(), 1);
         world.is_here(&fetched);
+    }
+
+    #[test]
+    fn skipped_bytes_are_not_too_slow() {
+        let world = World::new(&[]);
+        world.server.fail(PATH, Fault::IgnoredRange);
+        let Source::Url(url) = &world.wanted.source else { unreachable!() };
+        let mut line = Line::new(world.web.file(url).unwrap());
+        let (mut meter, mut buffer) = (Meter::new(None), [0; 100]);
+        let part = Part { member: "", offset: 50_000, from: 0, bytes: 100 };
+        line.read(part, 0, &mut buffer, &world.web, &mut meter).unwrap();
+        assert_eq!(buffer, world.update.bytes()[50_000..50_100]);
+        assert_eq!((meter.kept, meter.all), (50_000, 0));
+    }
+
+    #[test]
+    fn index_that_is_too_large_is_not_fetched() {
+        let mut world = World::new(&[]);
+        let mut members = world.update.members.clone();
+        members[0].1 = noise(chunks::INDEX_BYTES + 1, 5);
+        world.update = Update::of(members);
+        world.server.put_file(PATH, &world.update.bytes());
+        world.wanted.digest = kedge_core::Digest::of(&world.update.block);
+        let why = failure(world.fetch());
+        assert!(why.starts_with("the index has 524289 bytes"), "{why}");
+        assert_eq!(world.asked(), 4096);
     }
 
     #[test]

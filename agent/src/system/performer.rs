@@ -21,7 +21,7 @@ use crate::slot::signature::check;
 use crate::slot::{FAILED, steps, update};
 use kedge_core::images::room::Disk;
 use kedge_core::images::settings::Registries;
-use kedge_core::kubelet::wanted::{Pinned, Source};
+use kedge_core::kubelet::wanted::Pinned;
 use kedge_core::slot::admission::{self, Facts, MANIFEST, Plan};
 use kedge_core::slot::keys::{Proposed, Trust, propose};
 use kedge_core::slot::list::{self, Step};
@@ -101,7 +101,7 @@ impl Systems {
             SystemOrder::Fetch { wanted, version, bytes_per_second } => {
                 self.fetch(wanted, version, *bytes_per_second, cancel)
             }
-            SystemOrder::Write { digest } => self.write(*digest, cancel),
+            SystemOrder::Write { wanted } => self.write(wanted, cancel),
             SystemOrder::Arm { digest, by, config, demands_contact } => {
                 machine.arm(*digest, *by, *config, *demands_contact).map_err(Failed::Again)
             }
@@ -128,27 +128,20 @@ impl Systems {
 
     fn fetch(&self, wanted: &Pinned, version: &str, rate: Option<u64>, cancel: Cancel) -> Result<(), Failed> {
         let machine = &self.machine;
-        machine.can_install()?;
+        machine.can_install().map_err(Failed::Again)?;
         let pieces = machine.pieces(wanted.digest);
         remove_others(&pieces);
-        fs::create_dir_all(&pieces)
-            .map_err(|error| Failed::Again(format!("{}: {error}", pieces.display())))?;
-        // for a write after a restart
-        let source = match &wanted.source {
-            Source::Image(image) => format!("image {image}"),
-            Source::Url(url) => format!("url {url}"),
-        };
-        fs::write(pieces.join("source"), source).map_err(|error| Failed::Again(error.to_string()))?;
         let web = self.web(cancel);
         let fetched = self.fetch_with(&web, wanted, rate, &|fetcher| {
             let fetched = fetcher.fetch(&|block| {
-                let manifest = machine.judge(block, wanted.digest, false)?;
+                let manifest = machine.judge(block, wanted.digest, false, false)?;
                 match manifest.version == version {
                     true => machine.admit(&manifest).map(|_| manifest).map_err(Failed::Again),
-                    false => Err(Failed::Refused(
-                        "WrongVersion",
-                        format!("the manifest names version {}, expected {version}", manifest.version),
-                    )),
+                    // the fault of the configuration, not of the system
+                    false => Err(Failed::Again(format!(
+                        "the manifest names version {}, expected {version}",
+                        manifest.version
+                    ))),
                 }
             });
             log::info!("system {version}: {} bytes came from its server", fetcher.read.get());
@@ -187,19 +180,14 @@ impl Systems {
         })
     }
 
-    fn write(&self, digest: Digest, cancel: Cancel) -> Result<(), Failed> {
+    fn write(&self, wanted: &Pinned, cancel: Cancel) -> Result<(), Failed> {
         let machine = &self.machine;
-        let pieces = machine.pieces(digest);
-        let lost = || Failed::Again(format!("{} does not name a source", pieces.display()));
-        let source = fs::read_to_string(pieces.join("source")).map_err(|_| lost())?;
-        let source = match source.split_once(' ').ok_or_else(lost)? {
-            ("image", image) => Source::Image(image.to_owned()),
-            (_, url) => Source::Url(url.to_owned()),
-        };
-        let (web, wanted) = (self.web(cancel), Pinned { source, digest });
-        self.fetch_with(&web, &wanted, None, &|fetcher| {
-            // fetches once more the bytes that a damaged disk lost
-            let Fetched { manifest, .. } = fetcher.fetch(&|block| machine.judge(block, digest, false))?;
+        let pieces = machine.pieces(wanted.digest);
+        let web = self.web(cancel);
+        self.fetch_with(&web, wanted, None, &|fetcher| {
+            // what a damaged disk lost comes once more
+            let judge = |block: &[u8]| machine.judge(block, wanted.digest, false, false);
+            let Fetched { manifest, .. } = fetcher.fetch(&judge)?;
             machine.write(fetcher, &manifest, &pieces).map_err(Failed::Again)
         })?;
         let _ = fs::remove_dir_all(&pieces);
@@ -278,14 +266,20 @@ impl Machine {
         }
     }
 
-    fn judge(&self, block: &[u8], digest: Digest, below_floor: bool) -> Result<Manifest, Failed> {
+    fn judge(
+        &self,
+        block: &[u8],
+        digest: Digest,
+        allows_older: bool,
+        below_floor: bool,
+    ) -> Result<Manifest, Failed> {
         let trust = self.sources().trust().map_err(Failed::Again)?;
         let facts = if self.is_image { self.facts() } else { Facts::default() };
         let (board, running) = match self.is_image {
             true => (facts.board.as_str(), facts.version.as_str()),
             false => (processor(), crate::VERSION),
         };
-        let terms = Terms { board, running, trust: &trust, allows_older: false, below_floor };
+        let terms = Terms { board, running, trust: &trust, allows_older, below_floor };
         let verified = manifest::verify(block, Some(&digest.to_string()), &terms, &check);
         verified.map_err(|refusal| match refusal.reason {
             manifest::Reason::WrongDigest => Failed::Again(refusal.text),
@@ -304,7 +298,7 @@ impl Machine {
     }
 
     /// Whether a program can be installed beside the packaged one.
-    fn can_install(&self) -> Result<(), Failed> {
+    fn can_install(&self) -> Result<(), String> {
         if self.is_image {
             return Ok(());
         }
@@ -317,7 +311,7 @@ impl Machine {
             (Ok(()), Ok(true)) => "it is mounted noexec".to_owned(),
             _ => return Ok(()),
         };
-        Err(Failed::Refused("CannotInstall", format!("{}: {problem}", place.display())))
+        Err(format!("{}: {problem}", place.display()))
     }
 
     fn write(&self, fetcher: &Fetcher<'_>, manifest: &Manifest, pieces: &Path) -> Result<(), String> {
@@ -335,11 +329,9 @@ impl Machine {
     fn arm(&self, digest: Digest, by: By, config: Option<Digest>, contact: bool) -> Result<(), String> {
         if !self.is_image {
             let packaged = self.packaged().map_err(|error| error.to_string())?;
-            return self.change(|record| {
-                if let Some(held) = record.held() {
-                    record.try_it(&held, &packaged);
-                }
-            });
+            let mut armed = Ok(());
+            self.change(|record| armed = arm_program(record, digest, &packaged))?;
+            return armed;
         }
         let facts = self.facts();
         let other = match CommandLine::parse(&facts.command_line).slot {
@@ -347,7 +339,8 @@ impl Machine {
             _ => "a",
         };
         let block = block_of(&self.efi, other).ok_or_else(|| format!("slot {other} has no manifest"))?;
-        let judged = self.judge(&block, digest, by == By::Revert);
+        // it ran here before, or was judged when it was fetched
+        let judged = self.judge(&block, digest, true, by == By::Revert);
         let manifest = judged.map_err(|failed| match failed {
             Failed::Again(why) | Failed::Refused(_, why) => why,
         })?;
@@ -387,9 +380,14 @@ impl Machine {
     fn take_keys(&self, offered: &[u8]) -> Result<(), String> {
         let trust = self.sources().trust()?;
         let in_force = if let Trust::List(list) = &trust { Some(list) } else { None };
-        match propose(in_force, offered, false, &check)? {
-            Proposed::Known => Ok(()),
-            Proposed::New(list) => {
+        match propose(in_force, offered, false, &check) {
+            Ok(Proposed::Known) => Ok(()),
+            // the keys in force judge the update
+            Err(why) => {
+                log::warn!("kedge.system.keys: {why}; the keys in force stay");
+                Ok(())
+            }
+            Ok(Proposed::New(list)) => {
                 let slots = self.is_image.then(|| self.boot_list());
                 keys::keep(slots.as_ref(), &self.places.root_dir, &list)
             }
@@ -444,6 +442,17 @@ fn processor() -> &'static str {
         "arm" => "armv7",
         other => other,
     }
+}
+
+/// The program with this digest is started from the next start on.
+fn arm_program(record: &mut Record, digest: Digest, packaged: &str) -> Result<(), String> {
+    let is_it = |chosen: &Chosen| Digest::parse(&chosen.digest) == Some(digest);
+    match (record.held().filter(is_it), record.used().filter(is_it)) {
+        (Some(held), _) => record.try_it(&held, packaged),
+        (None, Some(_)) => record.leave_trial(),
+        (None, None) => return Err(format!("program {digest} is not installed")),
+    }
+    Ok(())
 }
 
 fn locked_slots() -> Result<SlotsLock, String> {
@@ -515,18 +524,25 @@ fn block_of(efi: &Path, slot: &str) -> Option<Vec<u8>> {
 fn image_slots(facts: &Facts, efi: &Path) -> Option<Slots> {
     let line = CommandLine::parse(&facts.command_line);
     let running = line.slot.filter(|_| facts.has_variables)?;
+    let word = |word: &str| Digest::parse(word.strip_prefix("kedge.update=")?);
+    let booted = facts.command_line.split_whitespace().filter_map(word).next_back();
+    // of a flashed image nothing is known while its list is unreadable
+    if facts.entries.is_empty() && booted.is_none() {
+        return None;
+    }
     let other = if running == "a" { "b" } else { "a" };
     let mut runs = image_slot(facts, efi, running);
     runs.version.clone_from(&facts.version);
     // a flashed image has no manifest on the EFI partition: a name for it that stays
     let flashed = || Digest::of(format!("{} {}", facts.board, facts.version).as_bytes());
-    runs.digest = runs.digest.or_else(|| Some(flashed()));
+    runs.digest = booted.or(runs.digest).or_else(|| Some(flashed()));
     Some(Slots {
         kind: Kind::System,
         place: facts.board.clone(),
         running: runs,
         other: image_slot(facts, efi, other),
-        is_on_trial: !facts.is_good(running),
+        // the command line is there even while the list is not
+        is_on_trial: !(line.was_good || facts.is_good(running)),
     })
 }
 
@@ -575,8 +591,8 @@ fn agent_slots(record: &Record, chosen: Option<&str>) -> Slots {
         |found: Option<Chosen>, entry| Slot { digest: found.as_ref().and_then(of), entry, ..Slot::default() };
     let tried = record.tried();
     let runs_tried = chosen.is_some() && tried.as_ref().map(|tried| tried.digest.as_str()) == chosen;
-    let given_up = |found: Chosen, why: &str| Slot {
-        failure: (!why.is_empty()).then(|| Failure { is_silence: false, text: why.to_owned() }),
+    let given_up = |found: Chosen, is_silence: bool, why: &str| Slot {
+        failure: Some(Failure { is_silence, text: why.to_owned() }),
         ..slot(Some(found), Entry::Counted { left: 0, is_good: false })
     };
     let other = if runs_tried {
@@ -589,12 +605,16 @@ fn agent_slots(record: &Record, chosen: Option<&str>) -> Slots {
         match reason {
             // the file's fault, which is fetched again
             "gone" | "damaged" => Slot::default(),
-            // without a reason: its tries were used up
-            "silent" => given_up(failed, ""),
-            _ => given_up(failed, reason),
+            // perhaps the network or the power was away
+            "silent" => given_up(failed, true, "its tries ended without contact"),
+            _ => given_up(failed, false, reason),
         }
     } else if let Some(overruled) = record.overruled() {
-        given_up(overruled, "another package was installed")
+        given_up(overruled, false, "another package was installed")
+    } else if let Some(used) = record.used().filter(|used| chosen.is_some_and(|runs| used.digest != runs)) {
+        // the trial of the program that runs was left
+        let entry = Entry::Counted { left: 1, is_good: true };
+        Slot { by: By::Revert, ..slot(Some(used), entry) }
     } else {
         Slot::default()
     };
@@ -693,6 +713,24 @@ mod tests {
     }
 
     #[test]
+    fn unreadable_list_puts_no_good_slot_on_trial() {
+        let digest = Digest::of(b"manifest");
+        let check = |words: &str, expected: Option<(Option<Digest>, bool)>| {
+            let facts = Facts {
+                command_line: format!("root=PARTLABEL=root-a {words}"),
+                has_variables: true,
+                is_counted: true,
+                ..Facts::default()
+            };
+            let slots = image_slots(&facts, Path::new("/nowhere"));
+            assert_eq!(slots.map(|slots| (slots.running.digest, slots.is_on_trial)), expected, "{words}");
+        };
+        check("quiet", None);
+        check(&format!("kedge.update={digest}"), Some((Some(digest), true)));
+        check(&format!("kedge.update={digest} kedge.slot=good"), Some((Some(digest), false)));
+    }
+
+    #[test]
     fn verdict_about_more_than_contact_is_no_silence() {
         assert!(
             !failure("after 600 s this slot has no state and no contact, which the one before it had")
@@ -735,9 +773,48 @@ mod tests {
         let failed = Entry::Counted { left: 0, is_good: false };
         assert_eq!(check(&record, Some(&used), Some(&tried), failed, false).as_deref(), Some("crash"));
         record.fail(&tried, Reason::Silent);
-        assert_eq!(check(&record, Some(&used), Some(&tried), failed, false), None);
+        let silent = check(&record, Some(&used), Some(&tried), failed, false);
+        assert_eq!(silent.as_deref(), Some("its tries ended without contact"));
+        assert!(agent_slots(&record, None).other.failure.is_some_and(|failure| failure.is_silence));
         record.fail(&tried, Reason::Damaged);
         check(&record, Some(&used), None, Entry::Absent, false);
+    }
+
+    #[test]
+    fn armed_program_is_the_ordered_one() {
+        let chosen = |name: char| Chosen {
+            program: name.to_string().repeat(64),
+            digest: Digest::of(name.to_string().as_bytes()).to_string(),
+        };
+        let (used, tried) = (chosen('a'), chosen('b'));
+        let digest = |chosen: &Chosen| Digest::parse(&chosen.digest).unwrap();
+        let mut record = Record::default();
+        record.try_it(&used, "package");
+        record.promote();
+        record.hold(&tried);
+        assert!(arm_program(&mut record, Digest::of(b"another"), "package").is_err());
+        assert_eq!((record.held(), record.tried()), (Some(tried.clone()), None));
+        arm_program(&mut record, digest(&tried), "package").unwrap();
+        assert_eq!((record.held(), record.tried()), (None, Some(tried.clone())));
+        record.note_good();
+        // the way back
+        arm_program(&mut record, digest(&used), "package").unwrap();
+        assert_eq!((record.used(), record.tried(), record.is_good()), (Some(used.clone()), None, false));
+        let other = agent_slots(&record, Some(&tried.digest)).other;
+        assert_eq!((other.digest, other.by), (Some(digest(&used)), By::Revert));
+        assert_eq!(other.entry, Entry::Counted { left: 1, is_good: true }, "it needs a restart alone");
+        assert_eq!(agent_slots(&record, Some(&used.digest)).other, Slot::default(), "after that");
+    }
+
+    #[test]
+    fn refused_keys_do_not_end_an_update() {
+        let scratch = kedge_rig::Scratch::new("take-keys").unwrap();
+        let [root_dir, dynamic_config_dir, run_dir, preloaded_images] =
+            ["root", "configs", "run", "images"].map(|name| scratch.join(name));
+        let places = Places { root_dir, dynamic_config_dir, run_dir, preloaded_images };
+        let roots = Roots { etc: scratch.join("etc"), ..Roots::default() };
+        let machine = Machine { places, roots, efi: scratch.join("efi"), is_image: false };
+        assert_eq!(machine.take_keys(b"no list of keys"), Ok(()));
     }
 
     /// A machine whose slot a runs, and slot b is an older good one whose last trial failed.

@@ -150,6 +150,7 @@ impl Stage {
                 match nature {
                     "hangs" => drop(machine.natures.insert(system.into(), Nature::Hangs)),
                     "deaf" => drop(machine.natures.insert(system.into(), Nature::Deaf)),
+                    "revoked" => drop(machine.natures.insert(system.into(), Nature::Revoked)),
                     "deaf-later" => drop(machine.natures.insert(system.into(), Nature::DeafLater)),
                     "good" => drop(machine.natures.remove(system)),
                     _ => {

@@ -93,7 +93,10 @@ impl SystemActor {
                 }
             }
             SystemEvent::Refused { reason, message } => {
-                if let Some(SystemOrder::Fetch { wanted, .. }) = self.flight.take() {
+                self.is_stopping = false;
+                if let Some(SystemOrder::Fetch { wanted, .. } | SystemOrder::Write { wanted }) =
+                    self.flight.take()
+                {
                     self.refused = Some((wanted.digest, format!("{reason}: {message}")));
                 }
             }
@@ -109,7 +112,7 @@ impl SystemActor {
                 self.done = Some((wanted.digest, State::Held));
                 self.publish("SystemFetched", format!("system {version} is here"));
             }
-            Some(SystemOrder::Write { digest }) => self.done = Some((digest, State::Written)),
+            Some(SystemOrder::Write { wanted }) => self.done = Some((wanted.digest, State::Written)),
             Some(SystemOrder::Arm { .. }) => {
                 self.publish("SystemArmed", "the other slot starts next".to_owned());
             }
@@ -208,6 +211,12 @@ impl SystemActor {
                 return Next::Write(Box::new(systems), false);
             }
         }
+        // also where the system that runs is the wanted one
+        if let Some(Wish { keys, .. }) = config.wish().filter(|wish| !wish.keys.is_empty())
+            && !self.has_taken_keys
+        {
+            return Next::Order(SystemOrder::TakeKeys(keys.clone()));
+        }
         let Some(wish) = wish else { return Next::Rest };
         self.update(slots, config, wish, now)
     }
@@ -280,17 +289,17 @@ impl SystemActor {
         let Some(wanted) = wanted.filter(|wanted| {
             !matches!(wanted.state, State::Good | State::Promoted | State::Lost | State::Reverting)
         }) else {
-            if !(wish.keys.is_empty() || self.has_taken_keys) {
-                return Next::Order(SystemOrder::TakeKeys(wish.keys.clone()));
-            }
             let attempts = wanted.map_or(0, |wanted| wanted.attempts);
             return write(WantedRecord::new(wish.clone(), config.assigned_payload(), attempts));
         };
         let is_whole = other.digest == Some(digest);
         match wanted.state {
             // it is tried again
-            State::Fetching if is_whole && other.entry.has_failed() => Next::Order(SystemOrder::Disarm),
-            State::Fetching if is_whole => to(wanted, State::Written),
+            State::Fetching | State::Held if is_whole && other.entry.has_failed() => {
+                Next::Order(SystemOrder::Disarm)
+            }
+            // in Held: written before a power cut, and not recorded
+            State::Fetching | State::Held if is_whole => to(wanted, State::Written),
             State::Fetching if !is_heard || wish.in_window && !is_open => Next::Rest,
             State::Fetching => Next::Order(SystemOrder::Fetch {
                 wanted: wish.pinned.clone(),
@@ -301,7 +310,8 @@ impl SystemActor {
                 let back = config.way_back();
                 // the other slot is the way back until the system that runs is promoted
                 let is_way_back = back.is_some() && other.digest == back && slots.running.digest != back;
-                if is_way_back { Next::Rest } else { Next::Order(SystemOrder::Write { digest }) }
+                let write = SystemOrder::Write { wanted: wish.pinned.clone() };
+                if is_way_back { Next::Rest } else { Next::Order(write) }
             }
             State::Written | State::Armed if !is_whole => to(wanted, State::Fetching),
             _ if !is_heard => Next::Rest,
@@ -335,6 +345,8 @@ impl SystemActor {
                 Next::Write(Box::new(systems), false)
             }
             Entry::Counted { .. } if wanted.wish.is_manual || !is_open => Next::Rest,
+            // the starter starts no program whose start it cannot count
+            Entry::Counted { .. } if slots.kind == Kind::Agent && config.disk_refuses() => Next::Rest,
             Entry::Counted { .. } => restart(slots.kind, format!("into system {}", wanted.wish.version)),
         }
     }

@@ -98,8 +98,9 @@ pub enum SystemOrder {
     Fetch { wanted: Pinned, version: String, bytes_per_second: Option<u64> },
     /// End a fetch that is under way. The parts that are here stay.
     StopFetch,
-    /// Write the other slot, with its entry out of the boot loader's list, and compare.
-    Write { digest: Digest },
+    /// Write the other slot, with its entry out of the boot loader's list, and compare. Parts that are not here
+    /// any more are fetched.
+    Write { wanted: Pinned },
     /// Put an entry for the other slot into the list, as the newest, with three tries.
     Arm {
         digest: Digest,

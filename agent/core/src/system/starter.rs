@@ -170,6 +170,11 @@ impl Record {
         }
     }
 
+    /// The program before the one on trial runs from the next start on. That one has no verdict.
+    pub fn leave_trial(&mut self) {
+        self.clear(&["held", "try", "good", "starts", "crashes", "early"]);
+    }
+
     /// Ends the trial without a verdict, or allows a program again that failed or was overruled. It stays
     /// installed, unless its file was unusable.
     pub fn disarm(&mut self) {
@@ -454,6 +459,16 @@ mod tests {
         assert_eq!((record.used(), record.tried(), record.is_good()), (Some(chosen('b')), None, false));
         record.promote();
         assert_eq!(record.used(), Some(chosen('b')), "again, after a power cut");
+    }
+
+    #[test]
+    fn left_trial_brings_back_the_one_before() {
+        let mut record = trial();
+        assert_eq!(start(&mut record, &PreviousRun::default()), "b");
+        record.note_good();
+        record.leave_trial();
+        assert_eq!(start(&mut record, &ended("success", true)), "a");
+        assert_eq!((record.tried(), record.is_good(), record.failed()), (None, false, None));
     }
 
     #[test]

@@ -100,6 +100,11 @@ impl Configuration {
         obstacle.is_none_or(|obstacle| matches!(obstacle, Obstacle::Marked { .. }) || obstacle.is_of_system())
     }
 
+    /// The disk refused the last write, or the record of this start.
+    pub(crate) fn disk_refuses(&self) -> bool {
+        self.writes.have_failed || self.writes.evidence_unrecorded
+    }
+
     /// Records of systems wait for the disk.
     pub(crate) fn is_writing_systems(&self) -> bool {
         let kind = self.job.as_ref().map(|job| &job.kind);
