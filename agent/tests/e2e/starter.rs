@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use kedge_rig::agent::AgentOptions;
 use kedge_rig::babysitter::{Babysitter, Signal, State, Unit};
-use kedge_rig::cluster::HEADER;
+use kedge_rig::cluster::{HEADER, Source};
 use kedge_rig::registry::FakeRegistry;
 use kedge_rig::scratch::{Scratch, wait_until};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::setup::{PATIENCE, Setup, is_root, payload};
+use crate::setup::{NODE, PATIENCE, Setup, is_root, payload};
 
 /// Dies before it has done anything, as a program for another processor does.
 const DIES: &str = "#!/bin/sh\nkill -ILL $$\n";
@@ -254,8 +254,9 @@ fn wanted_program_is_fetched_tried_and_promoted() {
     let uid = setup.pin("next", &payload(1, 2, &offer(&registry, "9.9", &next)));
     setup.runs(&uid);
     setup.promotes(&uid);
-    let place = scratch.path().join("lib/kedge/versions").join(digest(&next)).join("kedge");
-    assert_eq!(image(&setup), Some(place));
+    let place =
+        |content: &[u8]| Some(scratch.path().join("lib/kedge/versions").join(digest(content)).join("kedge"));
+    assert_eq!(image(&setup), place(&next));
     let record = || -> Value {
         let path = setup.agent().root_dir().join("system/agent");
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
@@ -271,4 +272,15 @@ fn wanted_program_is_fetched_tried_and_promoted() {
     let all = blobs.len();
     blobs.dedup();
     assert_eq!((all, blobs.len()), (2, 2), "the manifest and the program, once each: {requests:?}");
+
+    // a good one that is not wanted any more before it is used
+    let later = agent("a later version");
+    let passing = setup.pin("later", &payload(3600, 2, &offer(&registry, "9.10", &later)));
+    setup.runs(&passing);
+    assert_eq!(image(&setup), place(&later));
+    registry.take_seen();
+    setup.cluster.assign(NODE, &Source::Pinned { name: "next".to_owned(), uid: uid.clone() }).unwrap();
+    wait_until("the program before it", PATIENCE, || image(&setup) == place(&next));
+    setup.runs(&uid);
+    assert_eq!((record().get("try"), registry.take_seen()), (None, Vec::new()), "it is still installed");
 }
