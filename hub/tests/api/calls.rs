@@ -426,9 +426,11 @@ fn node_that_dies_breaks_its_sessions_off() {
     let mut client = askers(&hub, &format!("{LOG}?follow=true"), 1).remove(0);
     let mut session = taken(&node, &called(&mut watch));
     session.write_raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n").unwrap();
+    // A connection that ends with unread bytes takes what it had sent with it: the answer has to be through before.
+    let begun = client.read_until("3\r\none\r\n");
     drop(session);
-    let text = client.read_to_end();
-    assert!(text.ends_with("3\r\none\r\n"), "without a last chunk: {text}");
+    let rest = client.read_to_end();
+    assert_eq!(rest, "", "no last chunk after {begun}");
 }
 
 /// The lines about an exec, as their stages and codes.

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use kedge_rig::scratch::wait_until;
+use kedge_rig::scratch::{poll, wait_until};
 use serde_json::json;
 
 use super::calls::{called, own_watch, taken, with_pod};
@@ -81,8 +81,13 @@ fn request_reaches_the_program_and_its_answer_the_client() {
     }
     assert!(!answer.contains("ookie"), "{answer}");
     assert_eq!(session.read_to_end(), "", "the program's connection ends with the answer");
-    let log = std::fs::read_to_string(hub.data_dir.join("audit.log")).unwrap();
-    let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
+    // the line of the end follows the answer, and may follow what its reader does next
+    let line = poll(Duration::from_secs(30), || {
+        let log = std::fs::read_to_string(hub.data_dir.join("audit.log")).unwrap();
+        let line: serde_json::Value = serde_json::from_str(log.lines().last()?).ok()?;
+        (!line["responseStatus"]["code"].is_null()).then_some(line)
+    });
+    let line = line.expect("the line of the end");
     assert_eq!(line["verb"], "update");
     assert_eq!(
         (&line["objectRef"]["name"], &line["objectRef"]["subresource"], &line["responseStatus"]["code"]),
