@@ -105,12 +105,15 @@ fn rollout_status_history_and_undo_work() {
         observed(hub);
         until(|| pods_of_the_set(hub).iter().any(|pod| pod["metadata"]["deletionTimestamp"].is_string()));
         let mut followed = kubectl.start("rollout status ds/agent");
-        assert_eq!(
-            followed.line(),
-            "Waiting for daemon set \"agent\" rollout to finish: 0 out of 2 new pods have been updated..."
-        );
+        let none_yet =
+            "Waiting for daemon set \"agent\" rollout to finish: 0 out of 2 new pods have been updated...";
+        assert_eq!(followed.line(), none_yet);
         rolled_out(hub);
         let mut line = followed.line();
+        // kubectl repeats its line with each change of the set's status
+        while line == none_yet {
+            line = followed.line();
+        }
         while line != done {
             contains(&line, &["Waiting for daemon set \"agent\" rollout to finish: 1 o"]);
             line = followed.line();
