@@ -595,7 +595,7 @@ fn programs_do_their_work_with_their_rights() {
         }
         kubectl.ok_with(
             "create -f -",
-            &json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "work"},
+            &json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "clerk"},
             "spec": {"nodeName": "edge-1", "containers": [{"name": "c", "image": "i"}]}})
             .to_string(),
         );
@@ -609,9 +609,9 @@ fn programs_do_their_work_with_their_rights() {
         set["metadata"]["annotations"]["example.com/reboot-lock"] = r#"{"nodeID":"edge-2"}"#.into();
         contains(&rebooter.fails_with("replace -f -", &set.to_string()), &["the object has been modified"]);
         rebooter.ok("cordon edge-1");
-        let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "work", "namespace": "default"}});
+        let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "clerk", "namespace": "default"}});
         rebooter.ok_with(
-            "create --raw /api/v1/namespaces/default/pods/work/eviction -f -",
+            "create --raw /api/v1/namespaces/default/pods/clerk/eviction -f -",
             &eviction.to_string(),
         );
         rebooter.ok("uncordon edge-1");

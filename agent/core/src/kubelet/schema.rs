@@ -576,7 +576,7 @@ const PRIORITY_GRACE_PERIOD: &[Field] =
 
 /// How long an answer of the API server about a caller may be cached.
 const TTL: Kind = Kind::DurationIn { low: 0, high: HOUR };
-const TTL_WHY: &str = "what is revoked counts for as long";
+const TTL_WHY: &str = "a revoked right counts for as long";
 
 const AUTHENTICATION: &[Field] = &[
     no_effect(

@@ -2,7 +2,7 @@
 //!
 //! Always holds: a right to patch nodes does not include configuring, forgiving, grouping or wiping them
 //! (verbs `assign` and `wipe` on `nodes/config`). Neither does one to write ConfigRollouts, or the ConfigMaps
-//! that they roll out; but a caller who may patch a rollout may pause it. So a stolen device with the token
+//! that they roll out; but a right to patch a rollout suffices to pause it. So a stolen device with the token
 //! of a program that patches nodes gives no control of other devices. A right to approve certificate requests
 //! is limited to the signers that a rule names (`approve` and `sign` on `signers`, as upstream). A right to
 //! edit the ConfigMaps of `kube-system` does not let stolen devices in again, unless a rule names the deny
