@@ -593,6 +593,9 @@ fn lives(newest: &Newest, node: &str, denied: &DenyList, now: OffsetDateTime) ->
 fn is_denied(newest: &Newest, node: &str, denied: &DenyList) -> bool {
     let identity = Identity {
         issue: newest.issue,
+        // It stands for a certificate, whose digest the table does not have. A caller without a credential, such as a
+        // bootstrap token, is not bound by the number of a user's readmission.
+        credential: "of the table".into(),
         ..Identity::new(&format!("{NODE_USER_PREFIX}{node}"), &[NODE_GROUP])
     };
     denied.refusal(&identity).is_some()
@@ -928,5 +931,17 @@ mod tests {
         assert!(lives(&newest(end + 1), "a", &none, NOW) && !lives(&newest(end), "a", &none, NOW));
         let denied = DenyList::read(&json!({"data": {"node.a": ""}}));
         assert!(!lives(&newest(end + 1), "a", &denied, NOW) && lives(&newest(end + 1), "b", &denied, NOW));
+    }
+
+    /// A device that was thrown out by its user's name does not renew its old key once the name is let in again.
+    #[test]
+    fn credential_from_before_a_users_return_is_denied() {
+        let returned = |after: u64| {
+            let entry = json!({"readmitted": "2026-11-01T00:00:00Z", "after": after}).to_string();
+            DenyList::read(&json!({"data": {"user.system_3anode_3aa": entry}}))
+        };
+        let newest = Newest { issue: 7, not_after: NOW.unix_timestamp() + 1, key: String::new() };
+        assert!(is_denied(&newest, "a", &returned(7)) && !lives(&newest, "a", &returned(7), NOW));
+        assert!(!is_denied(&newest, "a", &returned(6)) && lives(&newest, "a", &returned(6), NOW));
     }
 }
