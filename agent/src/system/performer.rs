@@ -596,7 +596,12 @@ fn agent_slots(record: &Record, chosen: Option<&str>) -> Slots {
         ..slot(Some(found), Entry::Counted { left: 0, is_good: false })
     };
     let other = if runs_tried {
-        slot(record.used(), Entry::Uncounted)
+        // The packaged program has no digest to go back to. A program that is held beside it is then the other one: unseen, it
+        // would be fetched and installed for ever.
+        match (record.used(), record.held()) {
+            (None, Some(held)) => slot(Some(held), Entry::Absent),
+            (used, _) => slot(used, Entry::Uncounted),
+        }
     } else if tried.is_some() {
         slot(tried, Entry::Counted { left: record.tries_left(), is_good: record.is_good() })
     } else if let Some(held) = record.held() {
@@ -765,6 +770,9 @@ mod tests {
         check(&record, Some(&used), None, Entry::Uncounted, true);
         record.note_good();
         check(&record, Some(&used), None, Entry::Uncounted, false);
+        let mut beside = record.clone();
+        beside.hold(&tried);
+        check(&beside, Some(&used), Some(&tried), Entry::Absent, false);
         record.promote();
         check(&record, Some(&used), None, Entry::Absent, false);
         record.try_it(&tried, "package");
