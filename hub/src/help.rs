@@ -146,7 +146,7 @@ pub const COMMANDS: &[Command] = &[
         "denied lift",
         "ENTRY",
         "take an entry off the deny list, as user.jane",
-        "Its credentials count again; those of a user only if they are issued from then on. The hub must be running.",
+        "A certificate counts again. A user or node needs new credentials: those from before the lift stay refused. The hub must be running.",
         &["data-dir", "output"],
     ),
     command(

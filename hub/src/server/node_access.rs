@@ -321,22 +321,26 @@ pub(super) fn denials(context: &RequestContext<'_>) -> Response<Body> {
     respond::json(200, &json!({"denials": entries}))
 }
 
-/// Ends one denial, by its entry in the list.
+/// Ends one denial, by its entry in the list. A certificate counts again; a user or node needs new ones.
 pub(super) async fn lift(context: &RequestContext<'_>, key: &str) -> Result<Response<Body>, ApiError> {
-    let is_user = denied::is_of_user(key);
-    let issue = if is_user { take_number(context, "", Access::Readmit).await? } else { 0 };
+    let list = context.server.hub.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
+    let node = list.and_then(|list| denied::node_of(&list.value(), key)).unwrap_or_default();
+    let issue = take_number(context, &node, Access::Readmit).await?;
     let by = context.identity.as_ref().map_or("", |identity: &Identity| &identity.user);
     let time = now_text();
     let change = Change { by, time: &time, issue, reason: "" };
     if enter(context, |config_map| denied::lift(config_map, key, &change)).await?.is_none() {
         return Err(ApiError {
-            message: format!("the deny list has no entry {key:?} to lift; see kedge-hub denied list"),
+            message: format!(
+                "the deny list has no entry {key:?} to lift, or that is a readmission already; see kedge-hub denied list. \
+                 `kedge-hub node readmit NAME --same-credentials` also lets in a node's earlier credentials"
+            ),
             ..ApiError::not_found(&CONFIG_MAP, key)
         });
     }
-    let message = match is_user {
+    let message = match denied::is_of_holder(key) {
         true => format!(
-            "{by} lifted the denial {key}: the user needs new credentials, the earlier ones stay refused"
+            "{by} lifted the denial {key}: its holder needs new credentials, the earlier ones stay refused"
         ),
         false => format!("{by} lifted the denial {key}: its credentials count again"),
     };

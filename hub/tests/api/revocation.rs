@@ -363,23 +363,36 @@ fn deny_list_is_not_swept_away() {
     for (name, node) in names.iter().zip(&nodes) {
         assert_eq!(node.another().get("/api").code, 401, "{name}");
     }
-    // entries that a command removes are removed, and shown
+    // a lift lets nobody in who had credentials before, and is shown
     let mut admin = hub.admin();
     for name in ["edge-1", "edge-2"] {
         ok(&hub.command(&["denied", "lift", &format!("node.{name}")]));
+        let again = hub.command(&["denied", "lift", &format!("node.{name}")]);
+        assert!(again.code == Some(1) && again.err.contains("--same-credentials"), "{again:?}");
+    }
+    for (name, node) in names.iter().zip(&nodes) {
+        assert_eq!(node.another().get("/api").code, 401, "{name}");
     }
     for name in ["edge-1", "edge-2"] {
-        assert_eq!(hub.node(name).get("/api").code, 200, "{name}");
+        assert_eq!(hub.node(name).get("/api").code, 200, "{name} has new credentials");
         let why = event(&mut admin, name, "DenialLifted");
-        assert!(why.contains("its entry in kube-system/kedge-denied is gone"), "{why}");
+        assert!(why.contains("is denied less"), "{why}");
         let node = admin.get(&format!("{NODES}/{name}")).expect(200);
         assert_eq!(node["metadata"]["annotations"].get("kedge.dev/revoked"), None);
     }
     assert_eq!(events(&mut admin, "edge-3", "DenialLifted"), Vec::<String>::new());
-    assert!(hub.log().contains("node \"edge-1\" is no longer denied"));
+    assert!(hub.log().contains("node \"edge-1\" is denied less"));
+    // a person's explicit word
+    ok(&hub.command(&["node", "readmit", "edge-1", "--same-credentials"]));
+    assert_eq!(nodes[0].another().get("/api").code, 200);
+    assert_eq!(nodes[1].another().get("/api").code, 401);
+    while !events(&mut admin, "edge-1", "DenialLifted").iter().any(|why| why.contains("is no longer denied"))
+    {
+        std::thread::yield_now();
+    }
     hub.stop("TERM");
     let log = std::fs::read_to_string(hub.data_dir.join("audit.log")).unwrap();
-    assert_eq!(log.matches("\"verb\":\"lift\"").count(), 2, "{log}");
+    assert_eq!(log.matches("\"verb\":\"lift\"").count(), 3, "{log}");
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub const DENY_LIST_NAME: &str = "kedge-denied";
 const REASON_CHARS: usize = 200;
 /// Beginning of a user's key.
 const USER: &str = "user.";
+/// Beginning of a certificate's key.
+const CERTIFICATE: &str = "certificate.";
 /// Beginning of a certificate's credential id.
 const CERTIFICATE_ID: &str = "X509SHA256=";
 /// Field of an entry: credentials with a greater issue number are let in.
@@ -306,27 +308,49 @@ pub fn change_complaint(old: &Value, new: &Value) -> Option<String> {
     (!lifted.is_empty()).then(|| format!("it would let in again {}; {THE_WAY}", shown_lifted(&lifted)))
 }
 
-/// Whether an entry is a user's: a lift readmits the user, with new credentials.
-pub fn is_of_user(key: &str) -> bool {
-    key.strip_prefix(USER).is_some_and(|name| decode(name).is_some())
+/// Whether an entry denies the holder of a name, who may have several credentials. A lift of it readmits the
+/// holder, with new credentials alone.
+pub fn is_of_holder(key: &str) -> bool {
+    complaint(key).is_none() && !key.starts_with(CERTIFICATE)
 }
 
-/// Ends a denial by the key of its entry; returns the entry's value, or `None` if the list denies nothing by
-/// that name. An entry goes, unless it is a user's: that becomes a readmission.
+/// The node that an entry denies, if the list knows its name.
+pub fn node_of(config_map: &Value, key: &str) -> Option<String> {
+    let (map, own) = keys(config_map).find(|(_, own)| *own == key)?;
+    match own.split_once('.')? {
+        ("node", name) => Some(name.to_owned()),
+        ("node-sha256", entry) => {
+            let name = explained(&config_map[map][own])["node"].as_str()?.to_owned();
+            (digest(&name) == entry.to_ascii_lowercase()).then_some(name)
+        }
+        _ => None,
+    }
+}
+
+/// Ends a denial by the key of its entry; returns the entry's value, or `None` if the list denies nothing
+/// whole by that name. A certificate's entry goes. A user's or node's becomes a readmission: the credentials
+/// from before it stay refused.
 pub fn lift(config_map: &mut Value, key: &str, change: &Change<'_>) -> Option<Value> {
     let exact = keys(config_map).find(|(_, own)| *own == key);
     // the case of a user's name counts
-    let other = || keys(config_map).find(|(_, own)| !is_of_user(own) && own.eq_ignore_ascii_case(key));
+    let other = || keys(config_map).find(|(_, own)| !own.starts_with(USER) && own.eq_ignore_ascii_case(key));
     let (map, own) = exact.or_else(other)?;
     let own = own.to_owned();
-    let is_user = is_of_user(&own);
-    if is_user && readmitted(&config_map[map][&own]).is_some() {
-        return None;
+    if !is_of_holder(&own) {
+        return config_map[map].as_object_mut()?.remove(&own);
     }
-    let before = config_map[map].as_object_mut()?.remove(&own)?;
-    if is_user {
-        config_map["data"][own] =
-            change.explained(json!({"readmitted": change.time, AFTER: change.issue})).to_string().into();
+    let before = config_map[map][&own].clone();
+    match node_of(config_map, &own) {
+        // all entries of the node: the strictest counts
+        Some(node) => {
+            DenyList::read(config_map).is_revoked(&node).then(|| change.readmit(config_map, &node))?;
+        }
+        None if readmitted(&before).is_some() => return None,
+        None => {
+            config_map[map].as_object_mut()?.remove(&own);
+            let entry = change.explained(json!({"readmitted": change.time, AFTER: change.issue}));
+            config_map["data"][own] = entry.to_string().into();
+        }
     }
     Some(before)
 }
@@ -728,6 +752,50 @@ mod tests {
         assert_eq!(map["binaryData"], json!({}));
     }
 
+    /// Whatever entry a person lifts, the stolen credentials stay refused.
+    #[test]
+    fn lifted_node_needs_newer_credentials() {
+        let by_digest = format!("node-sha256.{}", digest("edge-1"));
+        let upper = by_digest.to_ascii_uppercase().replace("NODE-SHA", "node-sha");
+        let named = json!({"node": "edge-1"}).to_string();
+        let other = json!({"node": "edge-2"}).to_string();
+        let check = |mut map: Value, key: &str| {
+            let before = map.clone();
+            assert!(DenyList::read(&map).is_revoked("edge-1"), "{map}");
+            assert!(lift(&mut map, key, &CHANGE).is_some(), "{map}");
+            let list = DenyList::read(&map);
+            for (issue, refused) in [(0, true), (7, true), (8, false)] {
+                let identity = Identity { issue, ..node("edge-1", Some(i64::MAX)) };
+                assert_eq!(list.refusal(&identity).is_some(), refused, "{issue} {map}");
+            }
+            assert!(!list.is_revoked("edge-1") && list.signing_refusal("system:node:edge-1").is_none());
+            let changed = lifted(&before, &map);
+            assert!(matches!(&changed[..], [Lifted { is_gone: false, .. }]), "{changed:?}");
+            assert_eq!(lift(&mut map, key, &CHANGE), None, "a readmission stays");
+            assert!(DenyList::read(&map).is_revoked("edge-9"));
+        };
+        let whole = |data: Value| {
+            let mut map = json!({"data": data});
+            map["data"]["node.edge-9"] = "".into();
+            map
+        };
+        check(whole(json!({"node.edge-1": ""})), "node.edge-1");
+        check(whole(json!({"node.edge-1": ""})), "Node.Edge-1");
+        check(whole(json!({"node.edge-1": "", by_digest.clone(): ""})), "node.edge-1");
+        check(whole(json!({"node.edge-1": "", by_digest.clone(): named})), &by_digest);
+        check(whole(json!({by_digest.clone(): ""})), &by_digest);
+        check(whole(json!({by_digest.clone(): other})), &by_digest);
+        check(whole(json!({upper.clone(): named})), &by_digest);
+        check(json!({"binaryData": {"node.edge-1": "eA==", "node.edge-9": ""}}), "node.edge-1");
+        // a readmission that a stricter entry outweighs
+        let readmitted = json!({"readmitted": CHANGE.time, "after": 3}).to_string();
+        check(whole(json!({"node.edge-1": readmitted, by_digest: ""})), "node.edge-1");
+        // the mistyped name of an older hub: its end touches nobody else's entry
+        let mut map = whole(json!({"node.edge-1": "", "node.Edge-1": ""}));
+        assert!(lift(&mut map, "node.Edge-1", &CHANGE).is_some());
+        assert_eq!(map, whole(json!({"node.edge-1": ""})));
+    }
+
     /// Of a hub that knew no issue numbers.
     #[test]
     fn older_readmission_admits_by_its_own_time() {
@@ -867,6 +935,9 @@ mod tests {
             (lift(&mut one.clone(), "Node.A", &CHANGE), lift(&mut one, "node.b", &CHANGE)),
             (Some("".into()), None)
         );
+        let mut certificate = json!({"binaryData": {"certificate.0B": "eA=="}});
+        assert!(lift(&mut certificate, "certificate.0b", &CHANGE).is_some());
+        assert_eq!(certificate, json!({"binaryData": {}}), "it has no other credentials");
         assert!(deletion_complaint(&one).unwrap().contains("kedge-hub node readmit"));
         assert_eq!(deletion_complaint(&json!({"data": {"Node.a": ""}})), None);
         // a readmission also removes denials
