@@ -61,8 +61,12 @@ pub struct Hub {
     names: OnceLock<Vec<String>>,
     authorities: OnceLock<Authorities>,
     fenced: AtomicBool,
+    last_backup: Mutex<LastBackup>,
     loops: Arc<Loops>,
 }
+
+/// The time of the last backup (Unix time), `Some(None)` if there was none; `None`: unknown.
+pub(crate) type LastBackup = Option<Option<i64>>;
 
 /// The certificate authorities of a running hub.
 #[derive(Debug)]
@@ -134,6 +138,7 @@ impl Hub {
             names,
             authorities: OnceLock::new(),
             fenced: AtomicBool::new(false),
+            last_backup: Mutex::default(),
             loops,
         });
         hub.put_back_denials();
@@ -401,6 +406,14 @@ impl Hub {
     /// The newest time that was not wrong; `None` if this hub never had one.
     pub(crate) fn newest_time(&self) -> Option<OffsetDateTime> {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner).trusted()
+    }
+
+    pub(crate) fn last_backup(&self) -> LastBackup {
+        *self.last_backup.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn show_last_backup(&self, last: LastBackup) {
+        *self.last_backup.lock().unwrap_or_else(PoisonError::into_inner) = last;
     }
 
     /// From now on the hub issues tokens of service accounts, and accepts them.

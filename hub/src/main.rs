@@ -16,7 +16,7 @@ use kedge_hub::flags::{self, Command, Restore, Serve};
 use kedge_hub::kubeconfig_command::Printed;
 use kedge_hub::pki::{self, Pki};
 use kedge_hub::probe::Probe;
-use kedge_hub::store::{backup, series};
+use kedge_hub::store::{backup, last_backup, series};
 use kedge_hub::{
     Authorities, Hub, VERSION, addresses, ca_command, clock, controllers, denials, denied_command, elsewhere,
     guard, kubeconfig_command, logging, node_acts, node_command, rollout_command, server, token_command,
@@ -199,6 +199,9 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     background.spawn(renew(Arc::clone(&pki)));
     background.spawn(denials::follow(hub.clone(), pki));
     background.spawn(clock::follow(hub.clone()));
+    if let Err(error) = last_backup::follow(Arc::downgrade(&hub), options.data_dir.clone()) {
+        return Err(format!("cannot start a thread: {error}"));
+    }
     if !is_fenced {
         background.spawn(node_acts::follow(hub.clone()));
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use kedge_hub_core::kinds::{CREDENTIAL, EVENT, NODE, POD};
 use kedge_hub_core::object::Object;
-use kedge_hub_core::page::{self, Fact, Frame, Listed, Numbers, Overview, Rollout, Sees, Shown};
+use kedge_hub_core::page::{self, Fact, Frame, Knock, Listed, Numbers, Overview, Rollout, Sees, Shown};
 use kedge_hub_core::state::fleet::Fleet;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -126,15 +126,38 @@ fn rollouts() -> Vec<Rollout> {
     all
 }
 
+fn knock(node: &str, why: &str, is_registered: bool) -> Knock {
+    Knock { node: node.to_owned(), at: NOW.unix_timestamp() - 90, why: why.to_owned(), is_registered }
+}
+
 fn overview(fleet: &Fleet, sees: Sees, warnings: Vec<Value>) -> String {
+    let knocks = vec![knock("edge-2", "the credential has expired", true), knock("edge-9", "stolen", false)];
+    overview_with(fleet, sees, warnings, if sees.certificates { knocks } else { Vec::new() })
+}
+
+fn overview_with(fleet: &Fleet, sees: Sees, warnings: Vec<Value>, knocks: Vec<Knock>) -> String {
     let numbers = Numbers::of(fleet, NOW.unix_timestamp());
     let fact = |name, value: &str, is_bad| Fact { name, value: value.to_owned(), is_bad };
     let hub = vec![fact("ready", "yes", false), fact("store", "DiskFull for 7 s", true)];
-    let shown = Overview { numbers: &numbers, hub, rollouts: rollouts(), warnings, requests: 1, sees };
+    let shown =
+        Overview { numbers: &numbers, hub, rollouts: rollouts(), warnings, requests: 1, knocks, sees };
     page::overview(&frame("/fleet"), &shown)
 }
 
 fn node_page(fleet: &Fleet, node: &Value, pods: &[Value], events: Vec<Value>, sees: Sees) -> String {
+    let payloads =
+        [Some("maxPods: 40\nregistryPullQPS: 5\n"), Some("maxPods: 42\nregistryPullQPS: 5\n"), None];
+    node_page_with(fleet, node, pods, events, payloads, sees)
+}
+
+fn node_page_with(
+    fleet: &Fleet,
+    node: &Value,
+    pods: &[Value],
+    events: Vec<Value>,
+    payloads: [Option<&str>; 3],
+    sees: Sees,
+) -> String {
     let name = node["metadata"]["name"].as_str().unwrap();
     let shown = Shown {
         node,
@@ -146,6 +169,7 @@ fn node_page(fleet: &Fleet, node: &Value, pods: &[Value], events: Vec<Value>, se
         events: &events,
         of_events: events.len() + 1,
         certificate: fleet.end_of(name),
+        payloads,
         sees,
     };
     page::node(&frame(&format!("/fleet/nodes/{name}")), &shown)
@@ -191,7 +215,9 @@ fn pages_say_what_they_said() {
 fn what_a_reader_may_not_read_is_left_out() {
     let fleet = small_fleet();
     let nothing = overview(&fleet, Sees::default(), Vec::new());
-    for part in ["CrashLoopBackOff", "Certificates", "warnings", "shop/till", "configuration shops", "Pods"] {
+    for part in
+        ["CrashLoopBackOff", "Certificates", "warnings", "shop/till", "configuration shops", "Pods", "edge-9"]
+    {
         assert!(!nothing.contains(part), "{part}");
     }
     for (parameter, value) in [("waiting", "CrashLoopBackOff"), ("ends", "30")] {
@@ -212,6 +238,24 @@ fn what_a_reader_may_not_read_is_left_out() {
         assert!(!shown.contains(part), "{part}");
     }
     assert!(list(&fleet, &[("colour", "red")]).is_err());
+}
+
+/// A version that the hub lacks, or a reader who may not read ConfigMaps: nothing is compared with nothing.
+#[test]
+fn unknown_version_is_not_shown_as_empty() {
+    let fleet = small_fleet();
+    let node = node("edge-1", ["True", "R"], ["True", "passing"], "v1", &[]);
+    let page = |payloads, sees| node_page_with(&fleet, &node, &[], Vec::new(), payloads, sees);
+    let shown = page([Some("maxPods: 40"), Some("maxPods: 42"), None], Sees::ALL);
+    assert!(shown.contains(">- maxPods: 42</span>\n<span class=g>+ maxPods: 40</span>"), "{shown}");
+    assert!(shown.contains("local configuration, which the hub does not have"), "{shown}");
+    let former = page([Some("maxPods: 40"), None, None], Sees::ALL);
+    assert!(former.contains("no longer has the former") && !former.contains("maxPods"), "{former}");
+    let latter = page([None, Some("maxPods: 42"), None], Sees::ALL);
+    assert!(latter.contains("no longer has the latter") && !latter.contains("maxPods"), "{latter}");
+    let sees = Sees { config_maps: false, ..Sees::ALL };
+    let left_out = page([Some("maxPods: 40"), Some("maxPods: 42"), None], sees);
+    assert!(!left_out.contains("maxPods") && !left_out.contains("<h3>"), "{left_out}");
 }
 
 #[test]
@@ -277,7 +321,7 @@ fn assert_harmless(page: &str, what: &str) {
         let known = [
             "html", "head", "meta", "title", "style", "body", "nav", "main", "h1", "h2", "footer", "p", "ul",
             "li", "a", "details", "summary", "code", "table", "thead", "tbody", "tr", "th", "td", "time",
-            "bdi", "span", "dl", "dt", "dd", "svg", "rect", "div", "",
+            "bdi", "span", "dl", "dt", "dd", "svg", "rect", "div", "pre", "h3", "",
         ];
         assert!(known.contains(&name.trim_matches('/')), "{what}: <{name}");
     }
@@ -307,8 +351,16 @@ fn hostile_texts_stay_texts() {
         about_node["involvedObject"]["kind"] = "Node".into();
         let what = &text[..20.min(text.len())];
         assert_harmless(&overview(&fleet, Sees::ALL, vec![event.clone(), about_node]), what);
-        let shown = node_page(&fleet, &value, &[pod], vec![event], Sees::ALL);
+        // three versions of one configuration, every line of which is hostile
+        value["status"]["config"]["lastKnownGood"] = json!({"configMap": {"uid": text}});
+        value["status"]["config"]["active"]["configMap"]["uid"] = format!("{text}.").into();
+        let texts = ["a", "b", "c"].map(|end| format!("{text}{end}\n").repeat(100));
+        let payloads = [0, 1, 2].map(|number| Some(texts[number].as_str()));
+        let shown = node_page_with(&fleet, &value, &[pod], vec![event.clone()], payloads, Sees::ALL);
         assert_harmless(&shown, what);
+        assert_eq!(shown.matches("<pre class=k>").count(), 2, "{what}: {shown}");
+        let knocks = vec![knock(text, text, false), knock(text, text, true)];
+        assert_harmless(&overview_with(&fleet, Sees::ALL, vec![event], knocks), what);
         assert!(shown.contains("Node edge-1"), "the page is there");
         assert_harmless(&list(&fleet, &[]).unwrap(), what);
         for by in ["config", "agent", "os", "image", "field", "watchdog", "waiting", "state"] {

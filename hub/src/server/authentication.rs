@@ -136,7 +136,11 @@ impl Presented {
             if let Some(returning) = server.credentials.returning(identity) {
                 return Ok(Arc::new(Some(returning)));
             }
-            prove(server, caller, identity).map_err(|why| refused(server, caller, identity, &why))?;
+            prove(server, caller, identity).map_err(|why| {
+                let now = OffsetDateTime::now_utc().unix_timestamp();
+                server.credentials.knocks.note(identity, &why, now);
+                refused(server, caller, identity, &why)
+            })?;
         }
         Ok(Arc::clone(&caller.identity))
     }

@@ -4,6 +4,7 @@
 
 use crate::credential_table;
 use crate::hub::Hub;
+use crate::server::knocks::Knocks;
 use http::header;
 use kedge_hub_core::identity::Identity;
 use kedge_hub_core::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE, DenyList};
@@ -57,6 +58,7 @@ pub(super) struct Credentials {
     /// The issue number of the newest credential that each node has shown since the hub started, including
     /// refused ones.
     issued: Mutex<HashMap<Box<str>, u64>>,
+    pub(super) knocks: Knocks,
 }
 
 /// The credential that a node last connected with.
@@ -83,6 +85,7 @@ impl Credentials {
             changed: signal::channel(()).0,
             nodes: Mutex::default(),
             issued: Mutex::default(),
+            knocks: Knocks::default(),
         }
     }
 
@@ -122,6 +125,7 @@ impl Credentials {
         let identity = identity?;
         self.note_issue(identity);
         let node = identity.node()?;
+        self.knocks.forget(node);
         self.note_newest(identity);
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         let known = nodes.get(node).filter(|seen| seen.not_after == identity.not_after);

@@ -179,6 +179,20 @@ pub(super) fn metrics(server: &Server) -> Response<Body> {
         "TLS handshakes that failed.",
         &one(read(&counters.refused_handshakes)),
     );
+    let now = time::OffsetDateTime::now_utc().unix_timestamp();
+    sample(
+        "kedge_hub_refused_nodes",
+        "gauge",
+        "Nodes whose certificate was refused within the last hour.",
+        &size(server.credentials.knocks.count(now)),
+    );
+    let backup = server.hub.last_backup().map(|last| last.and_then(|at| u64::try_from(at).ok()).unwrap_or(0));
+    sample(
+        "kedge_hub_last_backup_timestamp_seconds",
+        "gauge",
+        "Unix time of the last backup, 0 if there was none. Absent while unknown.",
+        &backup.map(one).unwrap_or_default(),
+    );
     sample(
         "kedge_hub_request_panics_total",
         "counter",

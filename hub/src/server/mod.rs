@@ -29,6 +29,7 @@ mod handlers;
 mod handshakes;
 mod head;
 mod health;
+mod knocks;
 mod large;
 mod leases;
 mod limits;

@@ -38,6 +38,7 @@ use crate::fresh::fresh;
 use crate::own;
 use crate::pki::{self, IssueNumbers, issue_numbers};
 
+use super::last_backup;
 use super::marker::{Known, Marker};
 use super::sqlite::{
     APPLICATION_ID, ID, MARKS, Sqlite, failed, load_all, lock, open_reading, sync_directory,
@@ -148,6 +149,7 @@ pub fn backup(data_dir: &Path, to: &Path) -> Result<Made, OpenError> {
     }
     if let Ok(made) = &outcome {
         note(data_dir, "backup", to, made.content.objects);
+        last_backup::note(data_dir, time::OffsetDateTime::now_utc());
     }
     outcome
 }

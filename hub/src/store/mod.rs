@@ -9,6 +9,7 @@
 pub mod backup;
 pub mod disk;
 pub mod health;
+pub mod last_backup;
 pub(crate) mod look;
 pub mod marker;
 mod reserve;

@@ -2,10 +2,12 @@
 //! metrics have the numbers of the objects.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::server::{Client, Hub};
+use crate::revocation::until;
+use crate::server::{Client, Hub, scratch};
 use crate::{JSON, NODES, PODS, SETS};
 
 const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
@@ -332,4 +334,134 @@ fn monitoring_names_metrics_of_the_hub() {
             "{alert} has no case"
         );
     }
+}
+
+/// A node's page compares what runs with what is assigned and with what is proven, for as long as the hub has
+/// the versions; and for readers of ConfigMaps alone.
+#[test]
+fn configurations_of_a_node_are_compared() {
+    let hub = patient_hub();
+    let mut admin = hub.admin();
+    small_fleet(&mut admin);
+    let made = |admin: &mut Client, name: &str, payload: &str| {
+        let map = json!({"metadata": {"name": name}, "data": {"kubelet": payload}});
+        let made = admin.post(crate::MAPS, &map).expect(201);
+        json!({"configMap": {"namespace": "default", "name": name, "uid": made["metadata"]["uid"],
+            "resourceVersion": made["metadata"]["resourceVersion"], "kubeletConfigKey": "kubelet"}})
+    };
+    let proven = made(&mut admin, "proven", "maxPods: 40\nregistryPullQPS: 5\n");
+    let assigned = made(&mut admin, "assigned", "maxPods: <b>42</b>\nregistryPullQPS: 5\n");
+    let config = json!({"assigned": assigned, "active": proven, "lastKnownGood": proven});
+    let status = json!({"status": {"config": config}});
+    hub.node("edge-1").patch("merge", &format!("{NODES}/edge-1/status"), &status).expect(200);
+    let path = "/fleet/nodes/edge-1";
+    let text = page(&mut admin, path);
+    let difference =
+        "<span class=x>- maxPods: 40</span>\n<span class=g>+ maxPods: &lt;b&gt;42&lt;/b&gt;</span>";
+    assert!(text.contains(difference), "{text}");
+    assert_eq!(text.matches("<h3>").count(), 1, "{text}");
+    bind(&mut admin, "viewer", "kedge:fleet-view");
+    let rules = json!([{"nonResourceURLs": ["/fleet", "/fleet/*"], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]);
+    allow(&mut admin, "both", &rules);
+    let (code, text) = as_user(&mut admin, "both", "GET", path);
+    assert!(code == 200 && !text.contains("maxPods"), "{text}");
+    // a version that was written over is unknown, not the present one
+    admin
+        .patch("merge", &format!("{}/assigned", crate::MAPS), &json!({"data": {"kubelet": "maxPods: 7"}}))
+        .expect(200);
+    let text = page(&mut admin, &format!("{path}?still"));
+    assert!(text.contains("no longer has the latter") && !text.contains("maxPods: "), "{text}");
+}
+
+/// A device that is refused is named, until it is accepted again; and so is the last backup.
+#[test]
+fn knocking_devices_and_the_last_backup_are_shown() {
+    let mut hub = patient_hub();
+    let mut admin = hub.admin();
+    small_fleet(&mut admin);
+    let mut node = hub.node("edge-2");
+    node.get(&format!("{NODES}/edge-2")).expect(200);
+    let text = page(&mut admin, "/fleet");
+    assert!(!text.contains("Refused within") && text.contains("last backup: never"), "{text}");
+    for name in ["edge-2", "edge-3"] {
+        let revoked = hub.command(&["node", "revoke", name, "--reason", "<i>stolen</i>"]);
+        assert_eq!(revoked.code, Some(0), "{}", revoked.err);
+    }
+    assert_eq!(node.another().get("/api").code, 401);
+    let file = scratch();
+    let made = hub.command(&["backup", &file.path().join("b").display().to_string()]);
+    assert_eq!(made.code, Some(0), "{}", made.err);
+    let metrics = page(&mut admin, "/metrics");
+    assert_eq!(sample(&metrics, "kedge_hub_refused_nodes"), 1);
+    let text = page(&mut admin, "/fleet?still");
+    // the other one did not knock
+    assert!(text.contains("<li class=x>1 refused"), "{text}");
+    assert!(
+        text.contains("href=\"fleet/nodes/edge-2?still\">edge-2</a>") && text.contains("&lt;i&gt;stolen"),
+        "{text}"
+    );
+    let rules = json!([{"nonResourceURLs": ["/fleet", "/fleet/*"], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]);
+    allow(&mut admin, "both", &rules);
+    assert!(!as_user(&mut admin, "both", "GET", "/fleet").1.contains("refused"));
+    // a stranger with a certificate of another authority, or with none, makes no entry
+    assert_eq!(hub.anonymous().get("/api/v1/nodes").code, 401);
+    assert_eq!(sample(&page(&mut admin, "/metrics"), "kedge_hub_refused_nodes"), 1);
+    // a hub reads the time of its backup at its start, and then every minute
+    hub.restart("TERM");
+    let mut admin = hub.admin();
+    let text = until(|| {
+        Some(page(&mut admin, "/fleet?still")).filter(|text| !text.contains("last backup: unknown"))
+    });
+    assert!(text.contains(" s ago</li>") && !text.contains("<li class=x>last backup"), "{text}");
+    // what was refused was forgotten with the process
+    assert!(!text.contains("Refused within"));
+}
+
+/// A person who refreshes in a hundred windows, and goes round the cache: others are served all the same.
+#[test]
+fn storm_of_refreshes_keeps_nobody_out() {
+    let hub = patient_hub();
+    let mut admin = hub.admin();
+    small_fleet(&mut admin);
+    bind(&mut admin, "viewer", "kedge:fleet-view");
+    let viewer = scratch();
+    let file = viewer.path().join("viewer");
+    let made = hub.command(&["user", "create", "viewer", "--out", &file.display().to_string()]);
+    assert_eq!(made.code, Some(0), "{}", made.err);
+    let kubeconfig = std::fs::read_to_string(&file).unwrap();
+    let ended = AtomicBool::new(false);
+    let (served, refused) = std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..8)
+            .map(|reader| {
+                let (mut client, ended) = (Client::new(&kubeconfig, &hub.url), &ended);
+                scope.spawn(move || {
+                    let (mut served, mut refused, mut number) = (0, 0, 0);
+                    while !ended.load(Ordering::Relaxed) {
+                        number += 1;
+                        match client.get(&format!("/fleet?still={reader}.{number}")).code {
+                            200 => served += 1,
+                            429 => refused += 1,
+                            other => panic!("{other}"),
+                        }
+                    }
+                    (served, refused)
+                })
+            })
+            .collect();
+        // a node and an administrator go on meanwhile
+        let mut node = hub.node("edge-1");
+        for number in 0..50 {
+            let status = json!({"metadata": {"annotations": {"number": number.to_string()}}});
+            node.get(&format!("{NODES}/edge-1")).expect(200);
+            admin.patch("merge", &format!("{NODES}/edge-2"), &status).expect(200);
+        }
+        ended.store(true, Ordering::Relaxed);
+        readers
+            .into_iter()
+            .map(|reader| reader.join().unwrap())
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    });
+    assert!(served > 0, "{refused} were refused");
 }

@@ -635,7 +635,7 @@ fn no_history_revives_a_revoked_credential() {
 }
 
 /// Waits until `look` gives something.
-fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
     loop {
         if let Some(found) = look() {
             return found;

@@ -66,11 +66,7 @@ impl Frame<'_> {
     /// How long ago, and when.
     pub(super) fn since(&self, page: &mut Html, seconds: i64) {
         let Ok(time) = OffsetDateTime::from_unix_timestamp(seconds) else { return };
-        let passed = self.now.unix_timestamp().saturating_sub(seconds);
-        let words = match passed {
-            future if future < 0 => format!("in {}", span(-future)),
-            past => format!("{} ago", span(past)),
-        };
+        let words = ago(self.now.unix_timestamp(), seconds);
         page.raw("<time datetime=").value(rfc3339(time)).raw(" title=").value(rfc3339(time)).raw(">");
         page.show(words).raw("</time>");
     }
@@ -83,6 +79,14 @@ impl Frame<'_> {
                 page.cut(text, 32);
             }
         }
+    }
+}
+
+/// How long before `now` a time was; both are Unix times.
+pub fn ago(now: i64, seconds: i64) -> String {
+    match now.saturating_sub(seconds) {
+        future if future < 0 => format!("in {}", span(future.saturating_neg())),
+        past => format!("{} ago", span(past)),
     }
 }
 

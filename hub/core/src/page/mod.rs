@@ -7,6 +7,7 @@
 //! headers (`kedge-hub`), the numbers ([`crate::state::fleet`]).
 
 mod commands;
+mod difference;
 mod frame;
 mod html;
 mod lists;
@@ -16,9 +17,10 @@ mod picture;
 mod rollout;
 mod sees;
 
-pub use frame::{Frame, STYLE};
+pub use difference::payload;
+pub use frame::{Frame, STYLE, ago};
 pub use lists::{Listed, MOST_LISTED, list};
-pub use node::{MOST_EVENTS, MOST_PODS, Shown, node};
-pub use overview::{Fact, Numbers, Overview, overview};
+pub use node::{MOST_EVENTS, MOST_PODS, Shown, VERSIONS, node};
+pub use overview::{Fact, Knock, Numbers, Overview, overview};
 pub use rollout::{Rollout, rollout};
 pub use sees::Sees;

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::difference::difference;
 use super::frame::{Frame, and_more, heading, same_by_kubectl};
 use super::html::Html;
 use super::overview::table_of_events;
@@ -15,6 +16,10 @@ use crate::value::{at, text};
 pub const MOST_EVENTS: usize = 50;
 pub const MOST_PODS: usize = 50;
 const LABELS: usize = 50;
+
+/// The versions of a configuration that a Node names in `status.config`.
+pub const VERSIONS: [(&str, &str); 3] =
+    [("Assigned", "assigned"), ("Active", "active"), ("Last known good", "lastKnownGood")];
 
 /// The facts that the page shows.
 #[derive(Debug)]
@@ -31,6 +36,8 @@ pub struct Shown<'a> {
     pub of_events: usize,
     /// The end of its newest certificate (Unix time).
     pub certificate: Option<i64>,
+    /// The payloads of [`VERSIONS`]; `None`: the hub does not have this version, or the reader may not read it.
+    pub payloads: [Option<&'a str>; VERSIONS.len()],
     pub sees: Sees,
 }
 
@@ -105,15 +112,14 @@ fn facts(page: &mut Html, frame: &Frame<'_>, shown: &Shown<'_>) {
     page.raw("</dl>\n");
 }
 
-/// Which configuration is assigned, runs, and is proven. Names and versions alone: they are in the Node.
+/// Which configuration is assigned, runs, and is proven; for readers of ConfigMaps also the lines in which
+/// these differ.
 fn configuration(page: &mut Html, shown: &Shown<'_>) {
     let Some(config) = at(shown.node, &["status", "config"]) else { return };
     heading(page, "Configuration");
     page.raw("<dl>");
     let part = |which: &str| at(config, &[which, "configMap"]);
-    for (label, which) in
-        [("Assigned", "assigned"), ("Active", "active"), ("Last known good", "lastKnownGood")]
-    {
+    for (label, which) in VERSIONS {
         page.raw("<dt>").raw(label).raw("<dd>");
         match part(which) {
             None => {
@@ -148,6 +154,40 @@ fn configuration(page: &mut Html, shown: &Shown<'_>) {
         let (namespace, name) = (of("namespace"), of("name"));
         if crate::plain::is_simple(namespace) && crate::plain::is_simple(name) {
             same_by_kubectl(page, &format!("kubectl -n '{namespace}' get configmap '{name}' -o yaml"));
+        }
+    }
+    if shown.sees.config_maps {
+        differences(page, config, shown);
+    }
+}
+
+/// The lines in which the assigned version differs from the one that runs, and from the proven one.
+fn differences(page: &mut Html, config: &Value, shown: &Shown<'_>) {
+    let version = |number: usize| {
+        let source = at(config, &[VERSIONS[number].1, "configMap"])?;
+        Some(["uid", "resourceVersion", "kubeletConfigKey"].map(|field| text(source, &[field])))
+    };
+    let [assigned, active, proven] = [0, 1, 2].map(version);
+    for (number, title) in [
+        (1, "<h3>From the active version to the assigned one</h3>\n"),
+        (2, "<h3>From the last known good version to the assigned one</h3>\n"),
+    ] {
+        let found = [assigned, active, proven][number];
+        if assigned.is_none() || found == assigned || (number == 2 && found == active) {
+            continue;
+        }
+        page.raw(title);
+        match (found, shown.payloads[number], shown.payloads[0]) {
+            (None, ..) => {
+                page.raw("<p class=m>The former is the node's local configuration, which the hub does not have.</p>\n");
+            }
+            (_, Some(from), Some(to)) => difference(page, from, to),
+            (_, None, _) => {
+                page.raw("<p class=m>The hub no longer has the former. Revisions of a ConfigRollout are kept.</p>\n");
+            }
+            (_, _, None) => {
+                page.raw("<p class=m>The hub no longer has the latter: its ConfigMap was changed or deleted.</p>\n");
+            }
         }
     }
 }

@@ -23,6 +23,18 @@ pub struct Fact {
     pub is_bad: bool,
 }
 
+/// A device whose certificate was refused lately.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Knock {
+    /// The node's name in its certificate.
+    pub node: String,
+    /// Unix time of the latest refusal.
+    pub at: i64,
+    pub why: String,
+    /// There is a Node of this name.
+    pub is_registered: bool,
+}
+
 /// The numbers of the page, taken at one moment.
 #[derive(Debug, Clone)]
 pub struct Numbers {
@@ -71,6 +83,8 @@ pub struct Overview<'a> {
     pub warnings: Vec<Value>,
     /// Certificate requests that wait for a person.
     pub requests: usize,
+    /// Devices that were refused lately, the latest first.
+    pub knocks: Vec<Knock>,
     pub sees: Sees,
 }
 
@@ -105,6 +119,9 @@ fn first_line(page: &mut Html, frame: &Frame<'_>, shown: &Overview<'_>) {
         let link = frame.nodes(&[("ends", "0")]);
         page.raw("<li class=x>").link(&link, number(numbers.certificates[0])).raw(" expired</li>");
     }
+    if !shown.knocks.is_empty() {
+        page.raw("<li class=x>").show(number(shown.knocks.len())).raw(" refused</li>");
+    }
     if shown.requests > 0 {
         page.raw("<li class=x>certificate requests that wait for a person: ").show(number(shown.requests));
         page.raw("</li>");
@@ -128,7 +145,7 @@ fn rollouts(page: &mut Html, frame: &Frame<'_>, shown: &Overview<'_>) {
     let open: Vec<&Rollout> = shown.rollouts.iter().filter(|rollout| !rollout.is_complete()).collect();
     let complete = shown.rollouts.len() - open.len();
     if !open.is_empty() {
-        page.raw("<table class=w><thead><tr><th>Rollout<th>Phase<th>Updated<th>Failed<th>Why</tr></thead><tbody>\n");
+        page.raw("<table class=w><thead><tr><th>Rollout<th>Phase<th>Updated<th>Not well<th>Why</tr></thead><tbody>\n");
         for rollout in open.iter().take(ROWS) {
             rollout.row(page, frame);
         }
@@ -183,9 +200,35 @@ fn not_as_wanted(page: &mut Html, frame: &Frame<'_>, shown: &Overview<'_>) {
         page.raw("</p>\n");
         same_by_kubectl(page, "kubectl get pods -A -o wide | grep -v ' Running '");
     }
+    if !shown.knocks.is_empty() {
+        is_empty = false;
+        knocks(page, frame, &shown.knocks);
+    }
     if is_empty {
         page.raw("<p class=g>Every node that reports is as wanted.</p>\n");
     }
+}
+
+/// Devices that knock and are refused.
+fn knocks(page: &mut Html, frame: &Frame<'_>, knocks: &[Knock]) {
+    page.raw(
+        "<table class=w><thead><tr><th>Refused within the last hour<th>Latest<th>Why</tr></thead><tbody>\n",
+    );
+    for knock in knocks.iter().take(ROWS) {
+        page.raw("<tr><td>");
+        match knock.is_registered {
+            true => page.link(&frame.node(&knock.node), &knock.node),
+            false => page.within(&knock.node),
+        };
+        page.raw("<td class=m>");
+        frame.since(page, knock.at);
+        page.raw("<td>");
+        message(page, &knock.why);
+        page.raw("</tr>\n");
+    }
+    page.raw("</tbody></table>\n");
+    and_more(page, knocks.len().saturating_sub(ROWS), "devices");
+    same_by_kubectl(page, "kedge-hub node list");
 }
 
 fn versions(page: &mut Html, frame: &Frame<'_>, shown: &Overview<'_>) {
@@ -237,11 +280,16 @@ fn dates(page: &mut Html, frame: &Frame<'_>, shown: &Overview<'_>) {
         page.raw("</tbody></table>\n");
         same_by_kubectl(page, "kedge-hub node list");
     }
-    if numbers.silences.iter().any(|count| *count > 0) {
+    let silent = numbers.states.iter().find(|(state, _)| *state == "silent").map_or(0, |(_, count)| *count);
+    let dated: usize = numbers.silences.iter().sum();
+    if silent > 0 || dated > 0 {
         page.raw("<table><thead><tr><th>Silent for less than a<th class=n>Nodes</tr></thead><tbody>\n");
         for ((name, _), count) in SILENCES.iter().zip(numbers.silences) {
             page.raw("<tr><td>").raw(name);
             number_cell(page, &frame.nodes(&[("silent", name)]), count);
+        }
+        if silent > dated {
+            page.raw("<tr><td>(unknown)<td class=n>").show(number(silent - dated)).raw("</tr>\n");
         }
         page.raw("</tbody></table>\n");
     } else {

@@ -19,6 +19,7 @@ pub struct Rollout {
     pub phase: String,
     pub updated: usize,
     pub of: usize,
+    /// Of a DaemonSet: nodes without an available pod.
     pub failed: usize,
     pub message: String,
 }
@@ -94,8 +95,14 @@ impl Rollout {
         page.raw("<tr><td>").link(&self.link(frame), self.title());
         page.raw(if self.phase == "Stopped" { "<td class=x>" } else { "<td>" }).within(&self.phase);
         page.raw("<td>").show(number(self.updated)).raw(" of ").show(number(self.of));
-        page.raw(if self.failed > 0 { "<td class=x>" } else { "<td>" }).show(number(self.failed));
-        page.raw(" failed<td>");
+        // a pod of a DaemonSet that is unavailable may still be starting
+        page.raw(match (self.failed, self.namespace.is_empty()) {
+            (0, _) => "<td>",
+            (_, true) => "<td class=x>",
+            (_, false) => "<td class=u>",
+        });
+        page.show(number(self.failed));
+        page.raw(if self.namespace.is_empty() { " failed<td>" } else { " unavailable<td>" });
         message(page, &self.message);
         page.raw("</tr>\n");
     }
@@ -123,7 +130,7 @@ pub fn rollout(frame: &Frame<'_>, rollout: &Rollout, object: &Value, view: Optio
     let here: Vec<&str> = all.into_iter().filter(|segment| !segment.is_empty()).collect();
     let title = format!("Rollout of {}", rollout.title());
     frame.page(&title, (&here, &[]), |page| {
-        page.raw("<table class=w><thead><tr><th>Rollout<th>Phase<th>Updated<th>Failed<th>Why</tr></thead><tbody>\n");
+        page.raw("<table class=w><thead><tr><th>Rollout<th>Phase<th>Updated<th>Not well<th>Why</tr></thead><tbody>\n");
         rollout.row(page, frame);
         page.raw("</tbody></table>\n");
         conditions(page, frame, object);

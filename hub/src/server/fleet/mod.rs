@@ -20,13 +20,14 @@ use kedge_hub_core::controllers::daemon_sets;
 use kedge_hub_core::identity::Attributes;
 use kedge_hub_core::kinds::event::{KIND_FIELD, NAME_FIELD};
 use kedge_hub_core::kinds::pod::NODE_NAME_FIELD;
-use kedge_hub_core::kinds::{self, DAEMON_SET, EVENT, Kind, LEASE, NODE, POD};
+use kedge_hub_core::kinds::{self, CONFIG_MAP, DAEMON_SET, EVENT, Kind, LEASE, NODE, POD};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::page::{
-    self, Fact, Frame, Listed, MOST_EVENTS, MOST_PODS, Numbers, Overview, Rollout, Sees, Shown,
+    self, Fact, Frame, Listed, MOST_EVENTS, MOST_PODS, Numbers, Overview, Rollout, Sees, Shown, VERSIONS,
 };
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::Query;
+use kedge_hub_core::value::{at, text};
 use serde_json::Value;
 use time::OffsetDateTime;
 
@@ -37,6 +38,9 @@ use super::shared::Server;
 use super::{health, node_access};
 use numbers::{config_rollouts_kind, rollouts};
 use place::Place;
+
+/// Age from which the last backup is called bad, in seconds: eight days, for those that are made weekly.
+const OLD_BACKUP: i64 = 8 * 86_400;
 
 /// Answers a request for a page. The path is authorized already.
 pub(super) async fn answer(context: &RequestContext<'_>, place: &Place) -> Result<Response<Body>, ApiError> {
@@ -81,7 +85,7 @@ fn sees(context: &RequestContext<'_>) -> Sees {
         events: may_list(&EVENT),
         daemon_sets: may_list(&DAEMON_SET),
         config_rollouts: config_rollouts_kind().is_some_and(may_list),
-        config_maps: may_list(&kinds::CONFIG_MAP),
+        config_maps: may_list(&CONFIG_MAP),
         leases: may_list(&LEASE),
         certificates: context.authorize(&certificates).is_ok(),
         certificate_requests: may_list(&kinds::CERTIFICATE_REQUEST),
@@ -113,15 +117,27 @@ fn overview(context: &RequestContext<'_>, frame: &Frame<'_>, sees: Sees) -> Resu
     };
     let warnings = if sees.events { numbers.warnings.iter().filter_map(read).collect() } else { Vec::new() };
     let requests = if sees.certificate_requests { node_access::waiting(hub).len() } else { 0 };
+    let is_registered = |node: &str| hub.get(&NODE, "", node).is_some();
+    let knocks = match sees.certificates {
+        true => context.server.credentials.knocks.all(frame.now.unix_timestamp(), is_registered),
+        false => Vec::new(),
+    };
     let mut all = rollouts(hub, sees, |object| value(context, object));
     all.sort_by_cached_key(Rollout::rank);
-    let shown =
-        Overview { numbers: &numbers, hub: facts(context.server), rollouts: all, warnings, requests, sees };
+    let shown = Overview {
+        numbers: &numbers,
+        hub: facts(context.server, frame.now),
+        rollouts: all,
+        warnings,
+        requests,
+        knocks,
+        sees,
+    };
     Ok(page::overview(frame, &shown))
 }
 
 /// The hub's own state.
-fn facts(server: &Server) -> Vec<Fact> {
+fn facts(server: &Server, now: OffsetDateTime) -> Vec<Fact> {
     let checks = health::serving(server);
     let is_ready = checks.iter().all(|(_, fault)| fault.is_none());
     let ready = if is_ready { "yes" } else { "no" };
@@ -135,6 +151,15 @@ fn facts(server: &Server) -> Vec<Fact> {
         let value = "read-only, another hub takes its place".to_owned();
         facts.push(Fact { name: "fenced", value, is_bad: true });
     }
+    let now = now.unix_timestamp();
+    facts.push(match server.hub.last_backup() {
+        None => Fact { name: "last backup", value: "unknown".to_owned(), is_bad: false },
+        Some(None) => Fact { name: "last backup", value: "never".to_owned(), is_bad: true },
+        Some(Some(at)) => {
+            let is_bad = now.saturating_sub(at) > OLD_BACKUP;
+            Fact { name: "last backup", value: page::ago(now, at), is_bad }
+        }
+    });
     facts
 }
 
@@ -170,10 +195,21 @@ fn node(context: &RequestContext<'_>, frame: &Frame<'_>, sees: Sees, name: &str)
     let mut events = if sees.events { select(&EVENT, NAME_FIELD) } else { Vec::new() };
     events.retain(|event| event.field(KIND_FIELD) == NODE.kind);
     events.sort_by_key(|event| std::cmp::Reverse(event.revision));
+    // the versions that the node names, which may be those of any ConfigMap: for readers of all of them
+    let node = value(context, &node);
+    let maps = VERSIONS.map(|(_, which)| {
+        let source = at(&node, &["status", "config", which, "configMap"]).filter(|_| sees.config_maps)?;
+        let map = hub.get(&CONFIG_MAP, text(source, &["namespace"]), text(source, &["name"]))?;
+        Some((source.clone(), value(context, &map)))
+    });
+    let payloads = maps.each_ref().map(|found| {
+        let (source, map) = found.as_ref()?;
+        page::payload(source, map)
+    });
     Ok(page::node(
         frame,
         &Shown {
-            node: &value(context, &node),
+            node: &node,
             sight: &sight,
             day: &day,
             lease: lease.map(|lease| value(context, &lease)).as_ref(),
@@ -182,6 +218,7 @@ fn node(context: &RequestContext<'_>, frame: &Frame<'_>, sees: Sees, name: &str)
             events: &read(&events, MOST_EVENTS),
             of_events: events.len(),
             certificate,
+            payloads,
             sees,
         },
     ))
