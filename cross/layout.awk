@@ -10,25 +10,34 @@
 
 FNR == 1 { input++ }
 
-# the list: "+" or "-", and the name
+# the list: "+" and a name of C, the number of a function of Rust, or "-" and the numbers of those that do not run
+input == 1 && /^-/ {
+    count = split(substr($0, 2), distances, " ")
+    for (i = 1; i <= count; i++) {
+        number += distances[i]
+        cold[number] = 1
+    }
+    next
+}
 input == 1 {
-    name = substr($0, 2)
-    listed[name] = substr($0, 1, 1)
-    if (/^-/) next
+    name = $0
+    sub(/^\+/, "", name)
     place[name] = ++places
     # C and assembly are not in the object: by section, or where it has no name by file
     if (/^\+:/) printed[places] = "*" substr(name, 2) "(.text)\n"
-    else if (!/^\+_R/) printed[places] = "*(.text." name ")\n"
+    else if (/^\+/) printed[places] = "*(.text." name ")\n"
     next
 }
 
 input == 2 {
     split($0, columns, "\t")
     name = columns[1]; section = columns[2]
-    kind[section] = name in listed ? listed[name] : "new"
+    number = number_of(name)
+    listed = name ~ /^_R/ ? written(number) : name
+    kind[section] = listed in place ? "+" : number % cold_numbers in cold ? "-" : "new"
     is_library[section] = match(name, /C[0-9]+[a-z]/) && substr(name, RSTART) ~ /^C(4core|5alloc|3std|3log|4ring)/
     functions[++function_count] = section
-    if (kind[section] == "+" && name ~ /^_R/) printed[place[name]] = printed[place[name]] "*(" section ")\n"
+    if (kind[section] == "+" && name ~ /^_R/) printed[place[listed]] = printed[place[listed]] "*(" section ")\n"
     next
 }
 
