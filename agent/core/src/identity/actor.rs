@@ -94,6 +94,15 @@ enum State {
     Expired,
 }
 
+/// The renewals by this process.
+#[derive(Debug, Clone)]
+struct Renewals {
+    count: u32,
+    last: Duration,
+    /// When the next may begin, once one is due.
+    begin: Option<Duration>,
+}
+
 /// The credential of this node.
 #[derive(Debug, Clone)]
 pub(crate) struct IdentityActor {
@@ -115,10 +124,7 @@ pub(crate) struct IdentityActor {
     is_next_unknown: bool,
     backoff: Backoff,
     running: Running,
-    /// When the next renewal may begin, once one is due.
-    begin: Option<Duration>,
-    renewals: u32,
-    renewed: Duration,
+    renewals: Renewals,
     state: State,
     /// For people.
     message: Option<String>,
@@ -146,9 +152,7 @@ impl IdentityActor {
             is_next_unknown: false,
             backoff: Backoff::default(),
             running: Running { since: now, saved: now, ..Running::default() },
-            begin: None,
-            renewals: 0,
-            renewed: now,
+            renewals: Renewals { count: 0, last: now, begin: None },
             state: State::None,
             message: None,
             has_news: false,
@@ -241,11 +245,11 @@ impl IdentityActor {
         let until = issued.map(|certificate| format!(", valid until {}", date(certificate.not_after)));
         let message = format!("certificate {serial} is in use{}", until.unwrap_or_default());
         self.notices.push(Notice { reason: "CertificateInstalled", message, warning: false });
-        (self.prepared, self.begin, self.message) = (None, None, None);
+        (self.prepared, self.renewals.begin, self.message) = (None, None, None);
         (self.refused, self.own_was_refused, self.is_next_unknown) = (None, false, false);
         (self.is_denied, self.denials) = (false, 0);
-        self.renewals = self.renewals.saturating_add(1);
-        self.renewed = turn.now.mono;
+        self.renewals.count = self.renewals.count.saturating_add(1);
+        self.renewals.last = turn.now.mono;
         self.has_news = true;
     }
 
@@ -435,15 +439,16 @@ impl IdentityActor {
         }
         let now = turn.now.mono;
         let life = Duration::from_secs(certificate.not_after.saturating_sub(certificate.issued));
-        let begin = *self.begin.get_or_insert_with(|| {
+        let Renewals { count, last, begin } = &mut self.renewals;
+        let begin = *begin.get_or_insert_with(|| {
             let first =
                 now.saturating_add(turn.jitter.within(SPREAD.min(life.checked_div(100).unwrap_or_default())));
-            let exponent = self.renewals.saturating_sub(1).min(16);
+            let exponent = count.saturating_sub(1).min(16);
             let repeat =
                 FIRST_REPEAT.saturating_mul(1 << exponent).min(life.checked_div(10).unwrap_or_default());
-            match self.renewals {
+            match *count {
                 0 => first,
-                _ => first.max(self.renewed.saturating_add(repeat)),
+                _ => first.max(last.saturating_add(repeat)),
             }
         });
         if now < begin {
