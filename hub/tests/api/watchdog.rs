@@ -14,7 +14,7 @@ fn hub_pings_once_it_is_ready_until_it_is_stopped() {
     let next = || {
         let mut bytes = [0; 256];
         let length = socket.recv(&mut bytes).unwrap();
-        String::from_utf8_lossy(&bytes[..length]).into_owned()
+        String::from_utf8_lossy(&bytes[..length]).trim_end().to_owned()
     };
     let data = folder.join("hub");
     let mut command = Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
