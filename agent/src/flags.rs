@@ -14,6 +14,7 @@ use crate::options::{
 };
 use crate::service;
 use kedge_api::{Timestamp, labels, names};
+use kedge_core::WithPods;
 use kedge_core::kubelet::duration;
 use kedge_core::sorted::SortedMap;
 use kedge_platform::images::UnpackArguments;
@@ -32,7 +33,26 @@ pub const DEFAULT_CONFIG_DIR: &str = "/etc/kedge/config.d";
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Where Debian puts crun.
-const DEFAULT_CRUN: &str = "/usr/bin/crun";
+const DEFAULT_CRUN: &str = if WithPods::built().is_some() { "/usr/bin/crun" } else { "" };
+
+/// First words of the commands that only an agent with pods has.
+const PODS: [&str; 11] = [
+    "pods",
+    "session",
+    "kubelet-port",
+    "shim",
+    "pause",
+    "look",
+    "unpack",
+    "logs",
+    "exec",
+    "attach",
+    "images",
+];
+
+/// Why an agent does not have them.
+pub const NO_PODS: &str =
+    "this kedge was built without pods: it keeps the configuration and the heartbeat of its node";
 
 #[derive(Debug)]
 pub enum Command {
@@ -62,29 +82,8 @@ pub enum Command {
     ConfigForgive(Places, String),
     /// Back to the local config.
     ConfigReset(Places),
-    /// Accept a call of the hub (the agent starts it).
-    Session(Box<SessionOptions>),
-    /// `kedge kubelet-port SETTINGS`
-    KubeletPort(Box<PortOptions>),
-    /// Serve the container of a bundle (the agent starts it).
-    Shim(PathBuf),
-    /// Be the first process of a PID namespace, in an empty directory (the agent starts it).
-    Pause(PathBuf),
-    /// Look at paths that a pod names (the agent starts it).
-    Look,
-    /// Pods of this node.
-    Pods(Places, Output),
-    /// Let orphaned pods end: all, or the one of this namespace and name.
-    PodsRelease(Places, Option<String>),
-    /// A container's output.
-    Logs(Box<LogsOptions>),
-    /// Run a program in a container.
-    Exec(Box<ExecOptions>),
-    Attach(Box<AttachOptions>),
-    /// Images of this node.
-    Images(Box<ImagesOptions>, Output),
-    /// `kedge unpack`, which pulls start.
-    Unpack(UnpackArguments),
+    /// One that only an agent with pods has.
+    OfPods(WithPods, PodCommand),
     /// On a disk image: decide whether this boot is good.
     SlotHealth(Places),
     /// On a disk image: write an update into the other slot, and try it at once.
@@ -107,6 +106,34 @@ pub enum Command {
     Version(Output),
     /// Print this help.
     Help(help::Page),
+}
+
+/// Commands about pods, their images and sessions.
+#[derive(Debug)]
+pub enum PodCommand {
+    /// Accept a call of the hub (the agent starts it).
+    Session(Box<SessionOptions>),
+    /// `kedge kubelet-port SETTINGS`
+    KubeletPort(Box<PortOptions>),
+    /// Serve the container of a bundle (the agent starts it).
+    Shim(PathBuf),
+    /// Be the first process of a PID namespace, in an empty directory (the agent starts it).
+    Pause(PathBuf),
+    /// Look at paths that a pod names (the agent starts it).
+    Look,
+    /// Pods of this node.
+    List(Places, Output),
+    /// Let orphaned pods end: all, or the one of this namespace and name.
+    Release(Places, Option<String>),
+    /// A container's output.
+    Logs(Box<LogsOptions>),
+    /// Run a program in a container.
+    Exec(Box<ExecOptions>),
+    Attach(Box<AttachOptions>),
+    /// Images of this node.
+    Images(Box<ImagesOptions>, Output),
+    /// `kedge unpack`, which pulls start.
+    Unpack(UnpackArguments),
 }
 
 /// An invalid command line.
@@ -349,34 +376,7 @@ impl Raw {
                     output,
                 )
             }
-            ["config" | "slot" | "state" | "system"] => Command::Help(help::page(&words)),
-            ["pods"] => Command::Pods(self.places(), output),
-            ["pods", "release"] => Command::PodsRelease(self.places(), None),
-            ["pods", "release", pod] => Command::PodsRelease(self.places(), Some((*pod).to_owned())),
-            ["session", call] => {
-                let call = (*call).to_owned();
-                Command::Session(Box::new(SessionOptions { agent: self.agent()?, call }))
-            }
-            ["kubelet-port", settings] => {
-                let settings = (*settings).to_owned();
-                Command::KubeletPort(Box::new(PortOptions { agent: self.agent()?, settings }))
-            }
-            ["shim", bundle] => Command::Shim(PathBuf::from(bundle)),
-            ["pause", root] => Command::Pause(PathBuf::from(root)),
-            ["look"] => Command::Look,
-            ["unpack", words @ ..] => Command::Unpack(UnpackArguments::parse(words).map_err(UsageError)?),
-            ["logs", pod] => Command::Logs(Box::new(self.logs(pod)?)),
-            ["logs", ..] => return Err(UsageError("logs needs one pod, [NAMESPACE/]NAME".into())),
-            ["exec", pod, command @ ..] if !command.is_empty() => {
-                Command::Exec(Box::new(self.exec(pod, command)?))
-            }
-            ["exec", ..] => {
-                return Err(UsageError("exec needs one pod, [NAMESPACE/]NAME, and -- COMMAND".into()));
-            }
-            ["attach", pod] => Command::Attach(Box::new(self.attach(pod)?)),
-            ["attach", ..] => return Err(UsageError("attach needs one pod, [NAMESPACE/]NAME".into())),
-            ["images", words @ ..] if !words.is_empty() => self.images(words, output)?,
-            ["images"] => Command::Help(help::page(&words)),
+            ["config" | "images" | "slot" | "state" | "system"] => Command::Help(help::page(&words)),
             ["slot", "health"] => Command::SlotHealth(self.places()),
             ["slot", "update"] => {
                 return Err(UsageError("slot update needs a file, or - for standard input".into()));
@@ -399,6 +399,42 @@ impl Raw {
             }
             ["state", "open"] => Command::StateOpen,
             ["provision"] => Command::Provision,
+            [first, ..] if PODS.contains(first) => match WithPods::built() {
+                Some(with_pods) => Command::OfPods(with_pods, self.pod_command(&words, output)?),
+                None => return Err(UsageError(format!("{first}: {NO_PODS}"))),
+            },
+            other => return Err(unknown(other)),
+        })
+    }
+
+    fn pod_command(mut self, words: &[&str], output: Output) -> Result<PodCommand, UsageError> {
+        Ok(match words {
+            ["pods"] => PodCommand::List(self.places(), output),
+            ["pods", "release"] => PodCommand::Release(self.places(), None),
+            ["pods", "release", pod] => PodCommand::Release(self.places(), Some((*pod).to_owned())),
+            ["session", call] => {
+                let call = (*call).to_owned();
+                PodCommand::Session(Box::new(SessionOptions { agent: self.agent()?, call }))
+            }
+            ["kubelet-port", settings] => {
+                let settings = (*settings).to_owned();
+                PodCommand::KubeletPort(Box::new(PortOptions { agent: self.agent()?, settings }))
+            }
+            ["shim", bundle] => PodCommand::Shim(PathBuf::from(bundle)),
+            ["pause", root] => PodCommand::Pause(PathBuf::from(root)),
+            ["look"] => PodCommand::Look,
+            ["unpack", words @ ..] => PodCommand::Unpack(UnpackArguments::parse(words).map_err(UsageError)?),
+            ["logs", pod] => PodCommand::Logs(Box::new(self.logs(pod)?)),
+            ["logs", ..] => return Err(UsageError("logs needs one pod, [NAMESPACE/]NAME".into())),
+            ["exec", pod, command @ ..] if !command.is_empty() => {
+                PodCommand::Exec(Box::new(self.exec(pod, command)?))
+            }
+            ["exec", ..] => {
+                return Err(UsageError("exec needs one pod, [NAMESPACE/]NAME, and -- COMMAND".into()));
+            }
+            ["attach", pod] => PodCommand::Attach(Box::new(self.attach(pod)?)),
+            ["attach", ..] => return Err(UsageError("attach needs one pod, [NAMESPACE/]NAME".into())),
+            ["images", words @ ..] if !words.is_empty() => self.images(words, output)?,
             other => return Err(unknown(other)),
         })
     }
@@ -497,7 +533,7 @@ impl Raw {
         })
     }
 
-    fn images(mut self, words: &[&str], output: Output) -> Result<Command, UsageError> {
+    fn images(mut self, words: &[&str], output: Output) -> Result<PodCommand, UsageError> {
         let name = self.text("name");
         let credentials = self.text("credentials").map(PathBuf::from);
         let names = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
@@ -516,7 +552,7 @@ impl Raw {
                 )));
             }
         };
-        Ok(Command::Images(
+        Ok(PodCommand::Images(
             Box::new(ImagesOptions { task, agent: self.service_agent()?, credentials }),
             output,
         ))
@@ -601,6 +637,9 @@ impl Raw {
             )));
         }
         let crun = PathBuf::from(self.text("crun").unwrap_or_else(|| DEFAULT_CRUN.into()));
+        if WithPods::built().is_none() && !crun.as_os_str().is_empty() {
+            return Err(UsageError(format!("--crun {}: {NO_PODS}", crun.display())));
+        }
         let node_name = self.text("hostname-override").filter(|name| !name.is_empty());
         if let Some(name) = &node_name {
             check_node_name(name)?;

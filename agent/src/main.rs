@@ -1,14 +1,16 @@
 //! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
 
-use kedge::flags::{self, Command};
+use kedge::flags::{self, Command, NO_PODS, PodCommand};
+use kedge::output::CommandError;
 use kedge::{
     calls, cli, doctor, images, join, kubelet_api, logs, output, provision, run, sessions, slot, state,
     system,
 };
+use kedge_core::WithPods;
 use std::fmt::Display;
 use std::process::ExitCode;
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     system::starter::begin();
     let command = match flags::parse(std::env::args_os()) {
         Ok(command) => command,
@@ -37,22 +39,10 @@ fn main() -> ExitCode {
         Command::ConfigCheck(options, output) => apart(|| cli::config_check(&options, output)),
         Command::ConfigForgive(places, uid) => apart(|| cli::config_forgive(&places, &uid)),
         Command::ConfigReset(places) => apart(|| cli::config_reset(&places)),
-        Command::Pods(places, output) => apart(|| cli::pods(&places, output)),
-        Command::PodsRelease(places, pod) => apart(|| cli::pods_release(&places, pod.as_deref())),
-        Command::Logs(options) => apart(|| logs::run(&options)),
-        Command::Exec(options) => {
-            return apart(|| sessions::exec(&options)).map_or_else(|error| fail(1, &error), exit_code);
-        }
-        Command::Attach(options) => {
-            return apart(|| sessions::attach(&options)).map_or_else(|error| fail(1, &error), exit_code);
-        }
-        Command::Session(options) => apart(|| calls::run(*options)),
-        Command::KubeletPort(options) => apart(|| kubelet_api::server::run(*options)),
-        Command::Shim(bundle) => cli::shim(&bundle),
-        Command::Pause(root) => cli::pause(&root),
-        Command::Look => cli::look(),
-        Command::Images(options, output) => apart(|| images::command::run(&options, output)),
-        Command::Unpack(arguments) => apart(|| images::command::unpack(&arguments)),
+        Command::OfPods(_, command) => match pod_command(command) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::SlotHealth(places) => apart(|| slot::health(&places)),
         Command::SlotUpdate(places, options) => apart(|| slot::update::update(&places, &options)),
         Command::SlotBless(places) => apart(|| slot::bless::bless(&places)),
@@ -72,10 +62,32 @@ fn main() -> ExitCode {
         }
         Command::Help(page) => {
             output::print(page.concat().trim_end());
+            if WithPods::built().is_none() {
+                output::print(format_args!("\n{NO_PODS}"));
+            }
             Ok(())
         }
     };
     done.map_or_else(|error| fail(1, &error), |()| ExitCode::SUCCESS)
+}
+
+/// What only an agent with pods can do.
+fn pod_command(command: PodCommand) -> Result<ExitCode, CommandError> {
+    match command {
+        PodCommand::List(places, output) => apart(|| cli::pods(&places, output)),
+        PodCommand::Release(places, pod) => apart(|| cli::pods_release(&places, pod.as_deref())),
+        PodCommand::Logs(options) => apart(|| logs::run(&options)),
+        PodCommand::Exec(options) => return apart(|| sessions::exec(&options)).map(exit_code),
+        PodCommand::Attach(options) => return apart(|| sessions::attach(&options)).map(exit_code),
+        PodCommand::Session(options) => apart(|| calls::run(*options)),
+        PodCommand::KubeletPort(options) => apart(|| kubelet_api::server::run(*options)),
+        PodCommand::Shim(bundle) => cli::shim(&bundle),
+        PodCommand::Pause(root) => cli::pause(&root),
+        PodCommand::Look => cli::look(),
+        PodCommand::Images(options, output) => apart(|| images::command::run(&options, output)),
+        PodCommand::Unpack(arguments) => apart(|| images::command::unpack(&arguments)),
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A command that ends by itself; not inlined, because its stack would be part of `main`'s frame in the agent

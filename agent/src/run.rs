@@ -26,7 +26,9 @@ use crate::system::performer::Machine;
 use crate::{VERSION, local_config, logging};
 use kedge_api::Timestamp;
 use kedge_core::kubelet::{Capacity, Effective};
-use kedge_core::{Action, Core, Decommission, Event, Exit, Level, Now, Options, Phase, PreviousRun, Step};
+use kedge_core::{
+    Action, Core, Decommission, Event, Exit, Level, Now, Options, Phase, PodPart, PreviousRun, Step,
+};
 use kedge_platform::linux::{
     self, Alarm, Awaited, Claim, LinuxClocks, LinuxHost, NotifySocket, Program, Roots, StuckThread,
 };
@@ -259,43 +261,60 @@ impl Way {
     }
 }
 
-struct Agent {
-    node: Core,
-    loops: Loops,
-    events: mpsc::Receiver<Event>,
-    calls: mpsc::Receiver<Call>,
-    call_sender: mpsc::Sender<Call>,
-    socket: std::path::PathBuf,
-    clocks: LinuxClocks,
-    faults: Faults,
-    supervisor: Arc<NotifySocket>,
-    marks: RunDirectory,
-    main_token: kedge_platform::Progress,
+/// The calls of the local endpoint.
+struct LocalCalls {
+    waiting: mpsc::Receiver<Call>,
+    sender: mpsc::Sender<Call>,
+    socket: PathBuf,
+    /// The flags that no configuration shows, for `kedge doctor`.
+    flags: Value,
+}
+
+/// What the main loop and the guard let each other see.
+#[derive(Clone, Default)]
+struct Seen {
+    /// A configuration is in use.
     ready: Arc<AtomicBool>,
-    /// When core last handled an event: its deadlines up to then are done.
-    handled: Now,
-    /// The signal or request that asked for a stop, if any.
-    stop_asked: Option<&'static str>,
-    /// The next run is one of a node that is decommissioned, without pods or without an identity.
-    is_leaving: bool,
-    exit: Option<Ordered>,
-    way: Way,
-    /// When this process image began.
-    began: Duration,
-    code_given_back: Duration,
     /// The guard found that the disk does not answer.
     disk_stalled: Arc<AtomicBool>,
     /// Notified when the guard finds that it stopped answering, or answers again.
     disk_changed: Arc<Notify>,
     /// Notified when the process that owned the records has ended.
     records_free: Arc<Notify>,
+}
+
+/// How far the end of this run has come.
+struct Ending {
+    /// The signal or request that asked for a stop, if any.
+    stop_asked: Option<&'static str>,
+    /// The next run is one of a node that is decommissioned, without pods or without an identity.
+    is_leaving: bool,
+    ordered: Option<Ordered>,
+    way: Way,
+}
+
+struct Agent {
+    node: Core,
+    loops: Loops,
+    events: mpsc::Receiver<Event>,
+    local: LocalCalls,
+    clocks: LinuxClocks,
+    faults: Faults,
+    supervisor: Arc<NotifySocket>,
+    marks: RunDirectory,
+    main_token: kedge_platform::Progress,
+    seen: Seen,
+    /// When core last handled an event: its deadlines up to then are done.
+    handled: Now,
+    ending: Ending,
+    /// When this process image began.
+    began: Duration,
+    code_given_back: Duration,
     /// Notified when the credential turns out to be another node's, and no flag gives this one's name.
     renamed: Arc<Notify>,
-    /// The flags that no configuration shows, for `kedge doctor`.
-    flags: Value,
     claim: Records,
-    /// The words that start a session; `None` without a server.
-    session: Option<Vec<OsString>>,
+    /// The words that start a session; none without a server.
+    session: PodPart<Vec<OsString>>,
     /// Events that became known while actions were performed.
     known: VecDeque<Event>,
 }
@@ -388,7 +407,7 @@ impl Agent {
         let NodeName { name: node_name, is_credentials } =
             node_name::choose(options.node_name.as_deref(), credential, &hostname);
         crate::flags::check_node_name(&node_name).map_err(|error| AgentError::NodeName(error.to_string()))?;
-        let session = crate::calls::words(&options, &node_name);
+        let session = PodPart::of(|| crate::calls::words(&options, &node_name));
         let given_kubeconfig = options.given_kubeconfig();
         let mut node_labels = options.node_labels;
         if is_credentials && kedge_api::names::label_value_complaint(&hostname).is_none() {
@@ -428,17 +447,34 @@ impl Agent {
         .map_err(|error| AgentError::InvalidConfig(error.report()))?;
 
         let serves = decommission.as_ref().is_none_or(Decommission::has_pods);
-        let runtime = options.runtime.settings(&options.places).filter(|_| serves).map(|settings| {
+        let certificate_clock: WallClock = {
+            let (clocks, faults) = (clocks.clone(), faults.clone());
+            Arc::new(move || {
+                let wall = now(&clocks, &faults).wall.micros();
+                // with this floor a board without a clock, which says 1970, accepts certificates that an API
+                // server got before this release; those of Kedge hubs are valid from 1970 on, and need no
+                // floor
+                Duration::from_micros(u64::try_from(wall).unwrap_or(0)).max(kedge_api::EARLIEST_NOW)
+            })
+        };
+        let (event_sender, events) = mpsc::channel(EVENTS);
+        let containers = PodPart::of(|| {
+            let settings = options.runtime.settings(&options.places).filter(|_| serves)?;
             node.serve_pods();
-            let health = RuntimeHealth::of(settings.crun.program.clone());
-            (settings, Arc::new(health))
+            let health = Arc::new(RuntimeHealth::of(settings.crun.program.clone()));
+            Some(ContainerParts {
+                settings,
+                root_dir: options.places.root_dir.clone(),
+                preloaded_images: options.places.preloaded_images.clone(),
+                clock: certificate_clock.clone(),
+                events: event_sender.clone(),
+                health,
+            })
         });
         if options.kubeconfig.is_some() {
             node.keep_identity();
         }
         let handled = now(&clocks, &faults);
-        let ready = Arc::new(AtomicBool::new(false));
-        let (event_sender, events) = mpsc::channel(EVENTS);
         let (call_sender, calls) = mpsc::channel(CALLS);
         let period = supervisor.watchdog_period().unwrap_or(CHECK_PERIOD * 3) / 3;
         let mut watchdog = Watchdog::new(period);
@@ -469,30 +505,12 @@ impl Agent {
                 renamed: (!is_name_given).then(|| renamed.clone()),
             }),
             quota: Quota::default(),
-            runtime: runtime.as_ref().map(|(_, health)| health.clone()),
+            runtime: containers.as_ref().map(|parts| parts.health.clone()),
             read_only: claim.read_only(),
             is_image,
             was_displaced: was_displaced(&options.places),
             _claim: claim.ours(),
         };
-        let certificate_clock: WallClock = {
-            let (clocks, faults) = (clocks.clone(), faults.clone());
-            Arc::new(move || {
-                let wall = now(&clocks, &faults).wall.micros();
-                // with this floor a board without a clock, which says 1970, accepts certificates that an API
-                // server got before this release; those of Kedge hubs are valid from 1970 on, and need no
-                // floor
-                Duration::from_micros(u64::try_from(wall).unwrap_or(0)).max(kedge_api::EARLIEST_NOW)
-            })
-        };
-        let containers = runtime.map(|(settings, health)| ContainerParts {
-            settings,
-            root_dir: options.places.root_dir.clone(),
-            preloaded_images: options.places.preloaded_images.clone(),
-            clock: certificate_clock.clone(),
-            events: event_sender.clone(),
-            health,
-        });
         let parts = Parts {
             disk,
             containers,
@@ -509,19 +527,15 @@ impl Agent {
         };
         let loops = Loops::start(parts, &mut watchdog)
             .map_err(|error| AgentError::System("start a thread", error))?;
-        let disk_stalled = Arc::new(AtomicBool::new(false));
-        let (disk_changed, records_free) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let seen = Seen::default();
         let guard = Guard {
             watchdog,
             period,
             clocks: clocks.clone(),
             supervisor: supervisor.clone(),
             marks: marks.clone(),
-            ready: ready.clone(),
-            disk_stalled: disk_stalled.clone(),
-            disk_changed: disk_changed.clone(),
+            seen: seen.clone(),
             awaited: claim.awaited(),
-            records_free: records_free.clone(),
             events: event_sender,
             stalled: Vec::new(),
             told: false,
@@ -531,27 +545,18 @@ impl Agent {
             node,
             loops,
             events,
-            calls,
-            call_sender,
-            socket: options.places.socket(),
+            local: LocalCalls { waiting: calls, sender: call_sender, socket: options.places.socket(), flags },
             clocks,
             faults,
             supervisor,
             marks,
             main_token,
             handled,
-            ready,
-            stop_asked: None,
-            is_leaving: false,
-            exit: None,
-            way: Way::None,
+            seen,
+            ending: Ending { stop_asked: None, is_leaving: false, ordered: None, way: Way::None },
             began,
             code_given_back: began,
-            disk_stalled,
-            disk_changed,
-            records_free,
             renamed,
-            flags,
             claim,
             session,
             known: VecDeque::new(),
@@ -571,21 +576,21 @@ impl Agent {
             self.give_back_code();
             let deadline = self.node.next_deadline(self.handled);
             let wait = deadline.map(|at| at.saturating_sub(self.clocks.monotonic()));
-            let wait = [wait, self.way.next_look()].into_iter().flatten().min();
+            let wait = [wait, self.ending.way.next_look()].into_iter().flatten().min();
             match wait {
                 Some(wait) => self.main_token.idle_for(wait),
                 None => self.main_token.idle(),
             }
             // core accepts no events between an exit and the event that it is delayed
-            let is_awaited = !matches!(self.way, Way::Waits { .. });
+            let is_awaited = !matches!(self.ending.way, Way::Waits { .. });
             let happened = tokio::select! {
                 biased;
                 signal = signals.next() => signal,
-                () = self.records_free.notified() => Happened::RecordsFree,
+                () = self.seen.records_free.notified() => Happened::RecordsFree,
                 () = self.renamed.notified() => Happened::Renamed,
-                () = self.disk_changed.notified() => Happened::Time,
+                () = self.seen.disk_changed.notified() => Happened::Time,
                 event = self.events.recv(), if is_awaited => event.map_or(Happened::Time, |event| Happened::Event(Box::new(event))),
-                call = self.calls.recv(), if is_awaited => call.map_or(Happened::Time, Happened::Call),
+                call = self.local.waiting.recv(), if is_awaited => call.map_or(Happened::Time, Happened::Call),
                 () = over(&alarm, wait) => Happened::Time,
             };
             self.main_token.busy();
@@ -595,11 +600,11 @@ impl Agent {
                 Happened::RecordsFree => {
                     // this run changed nothing, and that process may have finished a last change
                     let why = "the run before has ended, reading its records anew".into();
-                    self.exit = Some(Ordered { why, start_again: true });
+                    self.ending.ordered = Some(Ordered { why, start_again: true });
                 }
                 Happened::Renamed => {
                     let why = "the kubeconfig is another node's, taking its name".into();
-                    self.exit = Some(Ordered { why, start_again: true });
+                    self.ending.ordered = Some(Ordered { why, start_again: true });
                 }
                 Happened::Signal(what) => log::info!("{what}"),
                 Happened::Event(event) => self.handle(*event),
@@ -607,7 +612,7 @@ impl Agent {
                 Happened::Time => self.handle(Event::Tick),
             }
             // events have priority, and a server can send one after the other without end
-            if is_awaited && let Ok(call) = self.calls.try_recv() {
+            if is_awaited && let Ok(call) = self.local.waiting.try_recv() {
                 self.answer(call);
             }
             self.leave_a_stalled_disk();
@@ -620,8 +625,8 @@ impl Agent {
     /// delay the whole process. If that takes long, core gets an event and continues; a stop waits for
     /// nothing.
     fn may_end(&mut self) -> bool {
-        let start_again = self.exit.as_ref().map(|ordered| ordered.start_again);
-        match (start_again, std::mem::replace(&mut self.way, Way::None)) {
+        let start_again = self.ending.ordered.as_ref().map(|ordered| ordered.start_again);
+        match (start_again, std::mem::replace(&mut self.ending.way, Way::None)) {
             (None, Way::HeldUp { ordered, mut stuck }) => {
                 stuck.retain(|thread| linux::stuck_threads().contains(thread));
                 // the runtime's loop rests for no longer than it must: its own work may be the cause of the
@@ -631,11 +636,11 @@ impl Agent {
                     self.loops.rest();
                 }
                 if !is_free || self.loops.works_on().is_some() {
-                    self.way = Way::HeldUp { ordered, stuck };
+                    self.ending.way = Way::HeldUp { ordered, stuck };
                 } else {
                     self.handle(Event::EndHeldUp(None));
                     // an end that core did not order happens all the same
-                    self.exit.get_or_insert(ordered);
+                    self.ending.ordered.get_or_insert(ordered);
                     self.begin_way();
                 }
                 false
@@ -644,7 +649,7 @@ impl Agent {
             (Some(false), _) => true,
             (Some(true), Way::Waits { since, mut stuck }) => {
                 // everything is recorded: a stop has nothing to wait for
-                if let (Some(why), Some(ordered)) = (self.stop_asked, &mut self.exit) {
+                if let (Some(why), Some(ordered)) = (self.ending.stop_asked, &mut self.ending.ordered) {
                     *ordered = Ordered { why: why.into(), start_again: false };
                     return true;
                 }
@@ -654,9 +659,9 @@ impl Agent {
                     return true;
                 }
                 let has_waited = self.clocks.monotonic().saturating_sub(since) >= DISK_REST;
-                match self.exit.take_if(|_| has_waited) {
+                match self.ending.ordered.take_if(|_| has_waited) {
                     Some(ordered) => self.hold_up(ordered, stuck, works_on),
-                    None => self.way = Way::Waits { since, stuck },
+                    None => self.ending.way = Way::Waits { since, stuck },
                 }
                 false
             }
@@ -669,7 +674,7 @@ impl Agent {
 
     fn begin_way(&mut self) {
         self.loops.rest();
-        self.way = Way::Waits { since: self.clocks.monotonic(), stuck: linux::stuck_threads() };
+        self.ending.way = Way::Waits { since: self.clocks.monotonic(), stuck: linux::stuck_threads() };
     }
 
     fn hold_up(&mut self, ordered: Ordered, stuck: Vec<StuckThread>, works_on: Option<String>) {
@@ -679,7 +684,7 @@ impl Agent {
         };
         let why = works_on.into_iter().chain(stuck.iter().map(of_thread)).collect::<Vec<_>>().join("; ");
         log::warn!("not replaced in place: {why}; going on as before, and looking again: {}", ordered.why);
-        self.way = Way::HeldUp { ordered, stuck };
+        self.ending.way = Way::HeldUp { ordered, stuck };
         self.handle(Event::EndHeldUp(Some(why)));
     }
 
@@ -696,28 +701,28 @@ impl Agent {
         // mark shows that it had been asked to stop
         self.marks.mark_stopping();
         self.supervisor.stopping();
-        if self.stop_asked.replace(why).is_some() {
+        if self.ending.stop_asked.replace(why).is_some() {
             let why = "asked to stop again, not waiting for the disk".into();
-            self.exit = Some(Ordered { why, start_again: false });
+            self.ending.ordered = Some(Ordered { why, start_again: false });
         }
         self.handle(Event::Stop(why.into()));
     }
 
     /// A stop does not wait for a disk that does not answer, whether the stop or the hang was first.
     fn leave_a_stalled_disk(&mut self) {
-        if let Some(why) = self.stop_asked
-            && self.exit.is_none()
-            && self.disk_stalled.load(Ordering::Relaxed)
+        if let Some(why) = self.ending.stop_asked
+            && self.ending.ordered.is_none()
+            && self.seen.disk_stalled.load(Ordering::Relaxed)
         {
             let why = format!("{why}, not waiting for a disk that does not answer");
-            self.exit = Some(Ordered { why, start_again: false });
+            self.ending.ordered = Some(Ordered { why, start_again: false });
         }
     }
 
     /// Ends this run: by replacing the program in place if another config is to run and that is possible,
     /// otherwise by an exit, after which the service manager starts the agent again, after its pause.
     async fn end(mut self, mut signals: Signals) -> Ended {
-        let Some(Ordered { why, start_again }) = self.exit.take() else { return Ended::Exit };
+        let Some(Ordered { why, start_again }) = self.ending.ordered.take() else { return Ended::Exit };
         log::info!("exiting: {why}");
         self.supervisor.status(&why);
         let (marks, supervisor) = (self.marks.clone(), self.supervisor.clone());
@@ -766,11 +771,11 @@ impl Agent {
     /// Opens the socket first: it also shows whether another agent runs with these paths.
     fn listen(&self) -> Result<(), AgentError> {
         let listener = match self.claim {
-            Records::Ours { .. } => local::Listener::unix(&self.socket),
-            Records::Awaited(_) => local::Listener::unix_in_place(&self.socket),
+            Records::Ours { .. } => local::Listener::unix(&self.local.socket),
+            Records::Awaited(_) => local::Listener::unix_in_place(&self.local.socket),
         };
         match listener {
-            Ok(listener) => drop(tokio::spawn(local::serve(listener, self.call_sender.clone()))),
+            Ok(listener) => drop(tokio::spawn(local::serve(listener, self.local.sender.clone()))),
             Err(error @ local::server::ListenError::InUse { .. }) => {
                 return Err(AgentError::AnotherAgent(error.to_string()));
             }
@@ -799,7 +804,7 @@ impl Agent {
     fn perform(&mut self, action: Action) {
         match action {
             Action::Step(step) => {
-                if !self.ready.load(Ordering::Relaxed) && matches!(step, Step::Write(..)) {
+                if !self.seen.ready.load(Ordering::Relaxed) && matches!(step, Step::Write(..)) {
                     self.supervisor.extend_timeout(START_PATIENCE);
                 }
                 self.loops.disk(DiskOrder::Step(step));
@@ -825,15 +830,15 @@ impl Agent {
             Action::System(order) => self.loops.system(*order),
             Action::TakeAuthorities(wanted) => self.loops.take_authorities(wanted),
             Action::TakeCall(call) => {
-                crate::calls::start(self.session.as_deref(), &call, self.loops.used_server());
+                crate::calls::start(self.session(), &call, self.loops.used_server());
             }
             Action::NeedImages { images, is_all } => self.loops.need_images(images, is_all),
             Action::Exit { why, start_again } => {
-                let start_again = start_again || (self.is_leaving && self.stop_asked.is_none());
-                self.exit = Some(Ordered { why, start_again });
+                let start_again = start_again || (self.ending.is_leaving && self.ending.stop_asked.is_none());
+                self.ending.ordered = Some(Ordered { why, start_again });
             }
             Action::NoteDecommission(record) => {
-                self.is_leaving |= !record.has_pods();
+                self.ending.is_leaving |= !record.has_pods();
                 self.loops.disk(DiskOrder::NoteDecommission(record.text()));
             }
             Action::RemoveState => self.loops.disk(DiskOrder::RemoveState),
@@ -857,21 +862,25 @@ impl Agent {
         self.faults.point("start");
         if let Some(address) = effective.config.healthz {
             match local::Listener::tcp(address) {
-                Ok(listener) => drop(tokio::spawn(local::serve(listener, self.call_sender.clone()))),
+                Ok(listener) => drop(tokio::spawn(local::serve(listener, self.local.sender.clone()))),
                 Err(error) => log::warn!("no health endpoint: {}", chain(&error)),
             }
         }
         if let Some(server) = &effective.config.server {
-            crate::kubelet_api::server::offer(server, self.session.as_deref(), self.loops.servers());
+            crate::kubelet_api::server::offer(server, self.session(), self.loops.servers());
         }
         self.marks.mark_ready();
         crate::refused::forget(self.marks.path());
         // the status of an earlier process image stays with the service manager until it is replaced
         self.supervisor.status(&self.what_runs());
         self.supervisor.ready();
-        self.ready.store(true, Ordering::Relaxed);
+        self.seen.ready.store(true, Ordering::Relaxed);
         // reading the configuration used much stack
         linux::give_back_stack();
+    }
+
+    fn session(&self) -> Option<&[OsString]> {
+        self.session.as_ref().map(Vec::as_slice)
     }
 
     /// The running configuration, in one line for `systemctl status`.
@@ -886,7 +895,7 @@ impl Agent {
     fn answer(&mut self, call: Call) {
         let now = self.now();
         let (server, disk) = self.loops.report();
-        let (process, flags) = (linux::process_facts(&Roots::default()), self.flags.clone());
+        let (process, flags) = (linux::process_facts(&Roots::default()), self.local.flags.clone());
         let around = answers::Surroundings { process, server, disk, flags };
         let (response, event) = answers::answer(&call.request, &self.node, now, &around);
         call.answer(response);
@@ -1078,11 +1087,8 @@ struct Guard {
     clocks: LinuxClocks,
     supervisor: Arc<NotifySocket>,
     marks: RunDirectory,
-    ready: Arc<AtomicBool>,
-    disk_stalled: Arc<AtomicBool>,
-    disk_changed: Arc<Notify>,
+    seen: Seen,
     awaited: Option<Arc<Awaited>>,
-    records_free: Arc<Notify>,
     events: mpsc::Sender<Event>,
     /// Loops that were stalled at the last check.
     stalled: Vec<&'static str>,
@@ -1102,7 +1108,7 @@ impl Guard {
     fn check(&mut self) {
         let names = self.watchdog.check(self.clocks.monotonic()).stalled_names();
         let is_alive = names.iter().all(|name| *name == kedge_core::DISK_LOOP);
-        if is_alive && !self.ready.load(Ordering::Relaxed) {
+        if is_alive && !self.seen.ready.load(Ordering::Relaxed) {
             // a start that makes progress, or waits for its disk, gets more time; one that hangs does not
             self.supervisor.extend_timeout(START_PATIENCE);
         }
@@ -1129,16 +1135,16 @@ impl Guard {
 
     fn report_disk(&mut self) {
         if self.awaited.take_if(|awaited| awaited.is_ours()).is_some() {
-            self.records_free.notify_one();
+            self.seen.records_free.notify_one();
         }
         let stalled = self.awaited.is_some() || self.stalled.contains(&kedge_core::DISK_LOOP);
-        if self.disk_stalled.swap(stalled, Ordering::Relaxed) != stalled {
-            self.disk_changed.notify_one();
+        if self.seen.disk_stalled.swap(stalled, Ordering::Relaxed) != stalled {
+            self.seen.disk_changed.notify_one();
         }
         // a full queue: the main loop is late, and core learns it at the next check. Before a config is in
         // use core does not handle the event
         if stalled != self.told
-            && self.ready.load(Ordering::Relaxed)
+            && self.seen.ready.load(Ordering::Relaxed)
             && self.events.try_send(Event::DiskStalled(stalled)).is_ok()
         {
             self.told = stalled;

@@ -33,6 +33,7 @@ use crate::report::{ConfigReport, Report};
 use crate::system::actor::SystemActor;
 use crate::turn::{Order, Turn, is_not_found};
 use crate::watching::{WatchEnd, WatchFailure, Watched, Watching};
+use crate::with_pods::PodPart;
 use crate::writes::{Outcome, Steps, Suspend};
 use kedge_api as api;
 use serde_json::{Value, json};
@@ -70,7 +71,7 @@ struct Actors {
     calls: Calls,
     decommissioning: Decommissioning,
     /// `None` on a node without a runtime.
-    pods: Option<Box<PodsActor>>,
+    pods: PodPart<Box<PodsActor>>,
     /// `None` on a node without an API server.
     identity: Option<Box<IdentityActor>>,
     system: SystemActor,
@@ -290,7 +291,7 @@ impl Actors {
         let (lease_secs, lists_only) = (config.config().node_lease_duration_secs, !config.config().watch);
         let mut node = NodeObject::new(lists_only, turn);
         node.list(turn);
-        let pods = serves_pods.then(|| Box::new(PodsActor::new(config.config(), turn)));
+        let pods = PodPart::of(|| serves_pods.then(|| Box::new(PodsActor::new(config.config(), turn))));
         Self {
             config,
             node,
@@ -386,7 +387,7 @@ impl Actors {
                 if let PodEvent::Shutdown(stops) = *event {
                     self.heartbeat.machine_stops(stops);
                 }
-                if let Some(pods) = &mut self.pods {
+                if let Some(pods) = self.pods.as_mut() {
                     pods.receive(*event, turn);
                 }
             }
@@ -435,7 +436,7 @@ impl Actors {
         turn.log(Level::Info, "another API server is used: the agent forgets what it read from the old one");
         self.node.server_changed(turn);
         self.identity.iter_mut().for_each(|identity| identity.server_changed(turn.now.mono));
-        if let Some(pods) = &mut self.pods {
+        if let Some(pods) = self.pods.as_mut() {
             pods.server_changed(turn);
         }
     }
@@ -447,7 +448,7 @@ impl Actors {
         match of {
             Collection::Node => true,
             Collection::ConfigMap { namespace, name } => self.config.is_watched(namespace, name),
-            Collection::Pods => self.pods.is_some(),
+            Collection::Pods => self.pods.as_ref().is_some(),
         }
     }
 
@@ -479,7 +480,7 @@ impl Actors {
                 }
                 let is_whole = matches!(news, NodeNews::Seen { is_whole: true, .. });
                 let takes_again = self.heartbeat.node(self.node.node(), is_whole, turn);
-                if let Some(pods) = &mut self.pods {
+                if let Some(pods) = self.pods.as_mut() {
                     if takes_again {
                         pods.statuses_are_taken();
                     }
@@ -534,7 +535,7 @@ impl Actors {
                 Watched::Node => self.node.list(turn),
                 Watched::ConfigMap => self.config.relist(),
                 Watched::Pods => {
-                    if let Some(pods) = &mut self.pods {
+                    if let Some(pods) = self.pods.as_mut() {
                         pods.list_again(turn);
                     }
                 }
@@ -591,7 +592,7 @@ impl Actors {
         if matches!(answer, Answer::Accepted(_)) {
             turn.log_all(self.contact.accepted(turn.now, &format!("Lease {lease} renewed")));
             self.config.configuration.renewed(turn.now);
-            if let (Some(pods), Some(latest)) = (&mut self.pods, latest) {
+            if let (Some(pods), Some(latest)) = (self.pods.as_mut(), latest) {
                 pods.named(latest, turn);
             }
             return self.read_what_is_named(latest, turn);
@@ -610,7 +611,7 @@ impl Actors {
         self.heard(key, answer, turn);
         if let RequestKey::Pods(slot) = key {
             turn.outbox.answered(turn.now, &key, answer, Verdict::Done, turn.jitter);
-            if let Some(pods) = &mut self.pods {
+            if let Some(pods) = self.pods.as_mut() {
                 pods.answered(slot, answer.clone(), turn);
             }
             return;
@@ -697,7 +698,7 @@ impl Actors {
         self.renew_identity(turn);
         self.take_authorities(turn);
         self.offer_requests(turn);
-        if let Some(pods) = &mut self.pods {
+        if let Some(pods) = self.pods.as_mut() {
             let around = Around {
                 node: self.node.node(),
                 facts: self.heartbeat.facts(),
@@ -723,7 +724,7 @@ impl Actors {
     }
 
     fn decommission(&mut self, turn: &mut Turn) {
-        let pods = match &self.pods {
+        let pods = match self.pods.as_ref() {
             Some(pods) if self.decommissioning.record().is_some() => {
                 pods.is_report_complete().then(|| pods.report().len())
             }
@@ -733,7 +734,7 @@ impl Actors {
         let seen = Seen { node: self.node.node(), is_missing: self.node.is_missing(), pods };
         self.decommissioning.decide(&seen, turn);
         self.heartbeat.decommissioning(self.decommissioning.condition());
-        if let (Some(pods), Some(record)) = (&mut self.pods, self.decommissioning.record()) {
+        if let (Some(pods), Some(record)) = (self.pods.as_mut(), self.decommissioning.record()) {
             pods.end_all(&record.node_uid, turn);
         }
     }

@@ -34,6 +34,7 @@ pub mod state_partition;
 pub mod system;
 mod turn;
 mod watching;
+mod with_pods;
 pub mod workloads;
 mod writes;
 
@@ -54,4 +55,5 @@ pub use report::{
     StorageReport,
 };
 pub use watching::{ObjectVersion, WatchEnd, WatchFailure, WatchOrder, Watched};
+pub use with_pods::{PodPart, WithPods};
 pub use writes::{Outcome, Step};

@@ -13,6 +13,7 @@ use crate::net::transport::system_clock;
 use crate::options::AgentOptions;
 use crate::status;
 use crate::workloads::network::Plugins;
+use kedge_core::WithPods;
 use kedge_core::images::Reference;
 use kedge_core::images::settings::{Endpoint, Registries};
 use kedge_core::kubelet;
@@ -76,7 +77,7 @@ impl Running {
 pub(super) fn check(options: &AgentOptions, running: &Running) -> Vec<Finding> {
     let crun = running.flag("crun").map_or_else(|| options.runtime.crun.clone(), PathBuf::from);
     let mut findings = ends(options, running);
-    if crun.as_os_str().is_empty() {
+    if crun.as_os_str().is_empty() || WithPods::built().is_none() {
         findings.push(Finding::ok("crun", "this node runs no pods: --crun is empty"));
         return findings;
     }

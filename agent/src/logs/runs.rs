@@ -341,7 +341,7 @@ pub(crate) fn cannot_read(path: &Path, error: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags::{self, Command};
+    use crate::flags::{self, Command, PodCommand};
     use kedge_rig::Scratch;
     use std::ffi::OsString;
 
@@ -371,7 +371,9 @@ mod tests {
             fs::create_dir_all(&directory).unwrap();
             fs::write(directory.join("0.log"), text).unwrap();
         }
-        let Ok(Command::Logs(options)) = flags::parse(["kedge", "logs", "n/p"].map(OsString::from)) else {
+        let Ok(Command::OfPods(_, PodCommand::Logs(options))) =
+            flags::parse(["kedge", "logs", "n/p"].map(OsString::from))
+        else {
             panic!("the flags are read")
         };
         let uid = |known: &[&str]| {
@@ -389,7 +391,9 @@ mod tests {
         let directory = scratch.path().join("n_p_u/c");
         fs::create_dir_all(&directory).unwrap();
         let find = |line: &str| {
-            let Ok(Command::Logs(options)) = flags::parse(line.split(' ').map(OsString::from)) else {
+            let Ok(Command::OfPods(_, PodCommand::Logs(options))) =
+                flags::parse(line.split(' ').map(OsString::from))
+            else {
                 panic!("{line}")
             };
             Run::find(scratch.path(), &options, &[])
@@ -540,7 +544,7 @@ mod tests {
         write("edge_two_4444/side/0.log");
         let find = |pod: &str, container: Option<&str>, previous: bool| {
             let words = ["kedge", "logs", pod];
-            let Ok(crate::flags::Command::Logs(mut options)) =
+            let Ok(Command::OfPods(_, PodCommand::Logs(mut options))) =
                 crate::flags::parse(words.map(std::ffi::OsString::from))
             else {
                 panic!("{pod}")

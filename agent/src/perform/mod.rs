@@ -31,7 +31,7 @@ use kedge_core::identity::IdentityAction;
 use kedge_core::kubelet::Config;
 use kedge_core::pods::{PodAction, PodEvent};
 use kedge_core::system::SystemOrder;
-use kedge_core::{Collection, Event, LeaseRequest, Request, WatchOrder};
+use kedge_core::{Collection, Event, LeaseRequest, PodPart, Request, WatchOrder};
 use kedge_platform::linux::{give_back_stack, logind};
 use kedge_platform::{Progress, Watchdog};
 use requests::ApiServer;
@@ -68,7 +68,7 @@ pub(crate) struct Loops {
     config_map: Arc<LatestRound>,
     node: Arc<LatestRound>,
     /// `None` on a node without a runtime.
-    pods: Option<PodLoops>,
+    pods: PodPart<PodLoops>,
     server: ApiServer,
     bootstrap: Option<PathBuf>,
     health: Arc<DiskHealth>,
@@ -116,7 +116,7 @@ impl ShutdownThread {
 pub(crate) struct Parts {
     pub(crate) disk: DiskLoop,
     /// `None` on a node without a runtime.
-    pub(crate) containers: Option<ContainerParts>,
+    pub(crate) containers: PodPart<ContainerParts>,
     pub(crate) node_name: String,
     /// Notified when the credential is another node's; `None` if a flag gave the name.
     pub(crate) renamed: Option<Arc<Notify>>,
@@ -200,7 +200,7 @@ impl Loops {
         };
         let (node, config_map) = (watch("watch-node")?, watch("watch-configmap")?);
         // on a node without a runtime these threads and the watch of pods would only cost memory
-        let pods = match containers {
+        let pods = match containers.into_inner() {
             Some(parts) => {
                 let probes = Probes::new(parts.settings.clone(), parts.events.clone());
                 let watch = watch("watch-pods")?;
@@ -210,7 +210,7 @@ impl Loops {
             }
             None => None,
         };
-        let disk = disk_orders;
+        let (disk, pods) = (disk_orders, PodPart::of(|| pods));
         Ok(Self {
             disk,
             disk_thread,
@@ -243,7 +243,7 @@ impl Loops {
 
     /// Starts the runtime's loops, where there is a runtime.
     pub(crate) fn start_containers(&mut self, config: &Config) {
-        let Some(pods) = &mut self.pods else { return };
+        let Some(pods) = self.pods.as_mut() else { return };
         pods.containers.begin(&pods.parts, config);
         let grace: Duration = config.pods.shutdown.iter().map(|group| group.grace).sum();
         if grace.is_zero() {
@@ -265,22 +265,22 @@ impl Loops {
             PodAction::ReadDesired => self.disk(DiskOrder::ReadDesired),
             PodAction::ReadStaticPods(path) => return self.look_at_static_files(path),
             PodAction::RunProbe(order) => {
-                if let Some(pods) = &self.pods {
+                if let Some(pods) = self.pods.as_ref() {
                     pods.probes.run(*order);
                 }
             }
             PodAction::LetMachineStop => {
-                if let Some(PodLoops { shutdown: ShutdownThread::Runs(shutdown), .. }) = &self.pods {
+                if let Some(PodLoops { shutdown: ShutdownThread::Runs(shutdown), .. }) = self.pods.as_ref() {
                     shutdown.let_go();
                 }
             }
             PodAction::RunHook(order) => {
-                if let Some(pods) = &self.pods {
+                if let Some(pods) = self.pods.as_ref() {
                     pods.probes.run_hook(*order);
                 }
             }
             PodAction::StopRun(run) => {
-                if let Some(pods) = &self.pods {
+                if let Some(pods) = self.pods.as_ref() {
                     pods.probes.stop(&run);
                 }
             }
@@ -345,7 +345,7 @@ impl Loops {
 
     /// `None` ends the watch of pods.
     pub(crate) fn watch_pods(&self, server: u64, order: Option<WatchOrder>) {
-        if let Some(pods) = &self.pods {
+        if let Some(pods) = self.pods.as_ref() {
             pods.watch.set(order.map(|order| Round { of: Collection::Pods, order, server }));
         }
     }
@@ -361,7 +361,7 @@ impl Loops {
 
     /// Asks the runtime's loop to rest; the disk's starts nothing without an order.
     pub(crate) fn rest(&self) {
-        if let Some(pods) = &self.pods {
+        if let Some(pods) = self.pods.as_ref() {
             pods.containers.rest();
         }
     }
@@ -389,7 +389,7 @@ impl Loops {
     /// if that takes longer than `limit`.
     pub(crate) fn end(self, limit: Duration) -> bool {
         let (containers, static_files) =
-            self.pods.map(|pods| (Some(pods.containers), pods.static_files)).unwrap_or_default();
+            self.pods.into_inner().map(|pods| (Some(pods.containers), pods.static_files)).unwrap_or_default();
         if containers.is_some_and(|containers| !containers.end(limit)) {
             return false;
         }
@@ -404,7 +404,7 @@ impl Loops {
     }
 
     pub(crate) fn renew(&mut self, server: u64, request: LeaseRequest, deadline: Duration) {
-        if let Some(pods) = &mut self.pods {
+        if let Some(pods) = self.pods.as_mut() {
             pods.shutdown.start(&pods.parts.events);
         }
         let _ = self.renew.send((request, deadline, server));

@@ -28,6 +28,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use kedge_core::WithPods;
 use kedge_core::kubelet::ServerSettings;
 use kedge_platform::workloads;
 use tokio::io::AsyncReadExt as _;
@@ -58,7 +59,11 @@ const UNSAID: Duration = Duration::from_secs(300);
 pub(crate) fn offer(settings: &ServerSettings, session: Option<&[OsString]>, servers: Servers) {
     let address = settings.address;
     let Some(words) = session.and_then(|session| words(settings, session)) else {
-        log::warn!("port {address} stays closed: without an API server nobody can say what a caller may do");
+        let why = match WithPods::built() {
+            Some(_) => "without an API server nobody can say what a caller may do",
+            None => crate::flags::NO_PODS,
+        };
+        log::warn!("port {address} stays closed: {why}");
         return;
     };
     drop(tokio::spawn(keep(address, words, servers, settings.requests_certificate)));
