@@ -15,7 +15,7 @@ pub(crate) mod trust;
 pub(crate) mod x509;
 
 use crate::net::kubeconfig::MAX_CERTIFICATES;
-use rustls::crypto::ring::default_provider;
+use crate::net::tls;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -27,7 +27,7 @@ pub(crate) fn of_pem(certificate: &[u8], key: &[u8]) -> Result<Chain, String> {
     let chain = certificates(certificate)?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("has no key in PEM: {error}"))?;
     // while a certificate and its key are being replaced, they do not match for a moment
-    rustls::sign::CertifiedKey::from_der(chain.clone(), key.clone_key(), &default_provider())
+    rustls::sign::CertifiedKey::from_der(chain.clone(), key.clone_key(), &tls::provider())
         .map_err(|error| format!("and its key are no pair: {error}"))?;
     Ok((chain, key))
 }

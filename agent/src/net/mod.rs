@@ -15,6 +15,7 @@ pub(crate) mod links;
 pub mod outcomes;
 pub mod proxy;
 pub(crate) mod servers;
+pub mod tls;
 pub mod transport;
 pub(crate) mod unknown_server;
 pub mod watch;

@@ -12,6 +12,7 @@
 
 use crate::locks::locked;
 use crate::net::proxy::HostPort;
+use crate::net::tls;
 use kedge_core::sorted::SortedMap;
 use std::error;
 use std::fmt;
@@ -190,7 +191,7 @@ impl Route {
 }
 
 fn stranger(clock: WallClock) -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, rustls::Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(tls::provider());
     ClientConfig::builder_with_details(provider, Arc::new(CertificateClock(clock)))
         .with_safe_default_protocol_versions()
 }
@@ -200,7 +201,7 @@ pub(crate) fn tls_config(kubeconfig: &Kubeconfig, clock: WallClock) -> Result<Cl
     for root in &kubeconfig.roots {
         roots.add(root.clone())?;
     }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(tls::provider());
     let builder = ClientConfig::builder_with_details(provider, Arc::new(CertificateClock(clock)))
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots);

@@ -10,8 +10,8 @@ use super::error::NetError;
 use super::kubeconfig::{MAX_PEM_BYTES, ServerAddress};
 use super::proxy::ProxyEnvironment;
 use super::transport::{BUFFER_BYTES, Cancel, Dialler, Lookup, NoResolver, Route, WallClock, plain};
+use crate::net::tls;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::ring::default_provider;
 use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, RootCertStore, SignatureScheme};
@@ -131,8 +131,7 @@ impl ServerCertVerifier for AnyCertificate {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = default_provider().signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signed, &algorithms)
+        verify_tls12_signature(message, certificate, signed, &tls::SIGNATURES)
     }
 
     fn verify_tls13_signature(
@@ -141,11 +140,10 @@ impl ServerCertVerifier for AnyCertificate {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = default_provider().signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signed, &algorithms)
+        verify_tls13_signature(message, certificate, signed, &tls::SIGNATURES)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        default_provider().signature_verification_algorithms.supported_schemes()
+        tls::SIGNATURES.supported_schemes()
     }
 }

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use kedge_core::kubelet::{CertificateFiles, ServerSettings};
 use kedge_platform::Files as _;
 use kedge_platform::linux::{self, read_named_file};
-use rustls::crypto::ring::default_provider;
 use rustls::server::{ServerSessionMemoryCache, WebPkiClientVerifier};
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig};
@@ -22,6 +21,7 @@ use rustls::{RootCertStore, ServerConfig};
 use crate::errors::chain;
 use crate::identity::{Chain, certificates, of_pem, x509};
 use crate::net::kubeconfig::{MAX_PEM_BYTES, Stamp};
+use crate::net::tls;
 use crate::net::transport::{CertificateClock, WallClock};
 
 /// The node's own certificate and its key, below `--root-dir`.
@@ -105,7 +105,7 @@ impl Source {
             }
             None => self.signed().map_or_else(|| self.own(), Ok)?,
         };
-        let provider = Arc::new(default_provider());
+        let provider = Arc::new(tls::provider());
         let versions: &[&rustls::SupportedProtocolVersion] =
             if self.settings.only_tls_13 { &[&TLS13] } else { &[&TLS13, &TLS12] };
         let clock = Arc::new(CertificateClock(self.clock.clone()));

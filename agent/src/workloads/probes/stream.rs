@@ -5,6 +5,7 @@
 
 use crate::any_server::AnyServer;
 use crate::beside::beside;
+use crate::net::tls;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 use std::io::{self, Read as _, Write as _};
@@ -130,7 +131,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
 
 /// TLS that accepts any certificate.
 pub(super) fn unverified_tls() -> Result<Arc<ClientConfig>, rustls::Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(tls::provider());
     let builder =
         ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
     let verifier = Arc::new(AnyServer(provider));
