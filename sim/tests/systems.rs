@@ -135,6 +135,9 @@ impl Run {
         assert!(boots <= MOST_BOOTS, "{what}: {boots} boots");
         let age = self.world.report().lease.seconds_since_renewal;
         assert!(age.is_some_and(|age| age < 60), "{what}: last renewed {age:?} s ago");
+        let shown = self.world.report().system.map(|shown| (shown.status, shown.reason));
+        let truth = if system == "Y" { ("True", "Wanted") } else { ("False", "BadSystem") };
+        assert_eq!(shown, Some((truth.0, truth.1.to_owned())), "{what}: SystemOK");
         let path = StateFile::LastKnownGood.path("");
         let good = read_last_known_good(&self.world.disk.content(&path).map_or(Read::Absent, Read::Content));
         let good = good.known().and_then(|good| good.system);

@@ -384,6 +384,10 @@ impl SystemActor {
             let message = "the system of last-known-good is not in the other slot any more".to_owned();
             return Some(("False", "CannotGoBack", message));
         }
+        // such a config is not read for what it wants
+        if config.assigned_payload().is_some_and(|payload| systems.bad.has_payload(payload)) {
+            return Some(("False", "BadSystem", "the system failed here with its configuration".to_owned()));
+        }
         let Some(wish) = wish else {
             return Some(match config.asked().is_elsewhere {
                 true => ("True", "NotForThisBoard", "no system is wanted for this board".to_owned()),

@@ -372,6 +372,11 @@ impl BadSystems {
         self.pairs.contains(&(payload, digest))
     }
 
+    /// Whether this payload failed together with the system that it wants.
+    pub(crate) fn has_payload(&self, payload: Digest) -> bool {
+        self.pairs.iter().any(|(failed, _)| *failed == payload)
+    }
+
     pub(crate) fn add_pair(&mut self, payload: Digest, digest: Option<Digest>) {
         self.pairs.retain(|pair| *pair != (payload, digest));
         self.pairs.push((payload, digest));
