@@ -337,10 +337,12 @@ impl<'a> Run<'a> {
             return Some("hil-tests/sabotage has no command for it");
         }
         match story.needs {
-            Needs::Faults if self.options.faults.is_none() => Some("needs an agent with faults (--faults)"),
+            Needs::Faults | Needs::FaultsAndSlots if self.options.faults.is_none() => {
+                Some("needs an agent with faults (--faults)")
+            }
             Needs::Watchdog if self.board.watchdog.is_none() => Some("the board has no hardware watchdog"),
             Needs::NoWatchdog if self.board.watchdog.is_some() => Some("the board has a hardware watchdog"),
-            Needs::Slots | Needs::BrokenUpdate if !is_slotted => {
+            Needs::Slots | Needs::FaultsAndSlots | Needs::BrokenUpdate if !is_slotted => {
                 Some("the board has no boot loader that counts tries")
             }
             Needs::Programs if self.options.programs.is_none() => {
@@ -413,6 +415,7 @@ impl<'a> Run<'a> {
         stage::end_by(end);
         let mut stage = Stage::new(&mut self.hub, machine, &mut self.teller);
         stage.programs.clone_from(&self.options.programs);
+        stage.faults.clone_from(&self.options.faults);
         let sabotage = self.sabotage.as_ref().and_then(|sabotage| sabotage.get(story.name));
         let begun = stage.machine.start(&Start { from_snapshot: true, ..Start::default() });
         let result = begun.and_then(|()| stage.wakes()).and_then(|()| match sabotage {

@@ -54,6 +54,8 @@ pub(crate) struct Stage<'a> {
     pub(crate) folder: PathBuf,
     /// A program for each processor, see `hil-tests/platform.c`.
     pub(crate) programs: Option<PathBuf>,
+    /// The agent that supports fault injection, on this machine.
+    pub(crate) faults: Option<PathBuf>,
     /// The port of loopback at which the node's connections to [`crate::machine::REGISTRY_IN_GUEST`] arrive;
     /// nothing listens there until the story does.
     pub(crate) registry_port: u16,
@@ -95,6 +97,7 @@ impl<'a> Stage<'a> {
             teller,
             folder,
             programs: None,
+            faults: None,
             registry_port,
             after_each_boot: None,
             in_folder: None,

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -80,6 +80,24 @@ impl Kubectl {
         let text = self.run(&arguments)?;
         serde_json::from_str(&text)
             .map_err(|error| RigError::BadAnswer { command: shown(&arguments), problem: error.to_string() })
+    }
+
+    /// Starts a kubectl that goes on, as `get --watch` does; it writes into this file. The caller ends it, or it
+    /// ends with this program.
+    ///
+    /// # Errors
+    /// It cannot be started, or the file not be made.
+    pub fn start(&self, arguments: &[&str], into: &Path) -> Result<Child, RigError> {
+        let output = std::fs::File::create(into).map_err(RigError::io("create", into))?;
+        let errors = output.try_clone().map_err(RigError::io("open", into))?;
+        let failed = |source| RigError::Io { tried: shown(arguments), source };
+        self.command()
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors)
+            .spawn()
+            .map_err(failed)
     }
 
     fn output(&self, arguments: &[&str], input: &str) -> Result<Output, RigError> {

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SigningKey as _};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SigningKey as _};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -69,7 +69,11 @@ impl RealRegistry {
         let issuer = Issuer::new(params, authority_key);
         let key = KeyPair::generate().map_err(bad)?;
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        let leaf = CertificateParams::new(names.clone()).and_then(|params| params.signed_by(&key, &issuer));
+        let leaf = CertificateParams::new(names.clone()).and_then(|mut params| {
+            // another name than the authority's, or OpenSSL takes it for a certificate that signed itself
+            params.distinguished_name.push(DnType::CommonName, "registry");
+            params.signed_by(&key, &issuer)
+        });
         let leaf = leaf.map_err(|error| RigError::BadAnswer {
             command: format!("make a certificate for {names:?}"),
             problem: error.to_string(),

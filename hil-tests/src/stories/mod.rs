@@ -15,6 +15,8 @@ mod pressure;
 mod slot_cuts;
 mod slots;
 mod surroundings;
+mod system_cost;
+mod systems;
 
 use crate::error::HilError;
 use crate::stage::Stage;
@@ -26,6 +28,8 @@ pub(crate) enum Needs {
     Nothing,
     /// The agent that supports fault injection.
     Faults,
+    /// The same, and two slots.
+    FaultsAndSlots,
     /// A hardware watchdog.
     Watchdog,
     /// No hardware watchdog.
@@ -127,6 +131,55 @@ pub(crate) const STORIES: &[Story] = &[
         true,
         Needs::Slots,
         slots::good,
+    ),
+    story(
+        "system",
+        "a pushed config brings a signed system from a registry: tried, kept; a deaf one: back by itself, and not tried again",
+        false,
+        Needs::Slots,
+        systems::lives,
+    ),
+    story(
+        "system-crash",
+        "a pushed system whose agent does not start: three tries, back by itself, and never again",
+        false,
+        Needs::Slots,
+        systems::crashes,
+    ),
+    story(
+        "system-hang",
+        "a pushed system that hangs before its agent: three tries, back by itself, and not tried again",
+        false,
+        Needs::Slots,
+        systems::hangs,
+    ),
+    story(
+        "system-forged",
+        "pushed systems with a wrong signature, without one, below the floor, of another board, and shortened: refused, nothing is restarted",
+        false,
+        Needs::Slots,
+        systems::forged,
+    ),
+    story(
+        "system-cuts",
+        "a pushed system whose download is interrupted twelve times, by power, cable, agent and registry: fetched once, and kept",
+        false,
+        Needs::Slots,
+        systems::interrupted,
+    ),
+    story(
+        "system-pair",
+        "a config with a field of the next agent waits for its system; one that fails later takes its system back; the floor outlives /var",
+        false,
+        Needs::FaultsAndSlots,
+        systems::pairs,
+    ),
+    story(
+        "system-cost",
+        "a pushed system over 1 Mbit/s, by chunks and whole: bytes, seconds, writes to the disk, and the agent's memory",
+        false,
+        Needs::Slots,
+        system_cost::over_a_line,
     ),
     story(
         "update-cuts",
