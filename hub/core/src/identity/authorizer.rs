@@ -56,7 +56,8 @@ impl Authorizer for Administrators {
 }
 
 /// Every authenticated caller: discovery, OpenAPI, and reviews of the caller's own access, as upstream's
-/// `system:discovery` and `system:basic-user`.
+/// `system:discovery` and `system:basic-user`. Not by these roles alone: a node, which no role is for, needs
+/// it, too. The keys of tokens are for service accounts, by their role.
 struct AnyUser;
 
 /// Reviews of the caller's own access, by group.
@@ -65,8 +66,10 @@ const OWN_REVIEWS: [(&str, &[&str]); 2] = [
     ("authorization.k8s.io", &["selfsubjectaccessreviews", "selfsubjectrulesreviews"]),
 ];
 /// Roots of the paths that every authenticated caller may read.
-const DISCOVERY: [&str; 5] =
-    ["/.well-known/openid-configuration", "/api", "/apis", "/openapi", "/openid/v1/jwks"];
+const DISCOVERY: [&str; 3] = ["/api", "/apis", "/openapi"];
+/// Paths that every caller may read, with or without a credential: upstream's `system:public-info-viewer`.
+/// Single checks (`/readyz/NAME`) are for `system:monitoring`.
+const PUBLIC: [&str; 5] = ["/healthz", "/livez", "/readyz", "/version", "/version/"];
 
 impl Authorizer for AnyUser {
     fn judge(&self, identity: &Identity, request: &Attributes, _: &dyn ClusterView) -> Opinion {
@@ -103,15 +106,14 @@ fn is_cluster_info(request: &Attributes) -> bool {
 }
 
 fn is_public_path(request: &Attributes) -> bool {
-    let path = request.path.trim_end_matches('/');
-    let health = ["/healthz", "/livez", "/readyz"].into_iter().any(|own| is_below(path, own));
-    request.resource.is_empty() && is_read(request.verb) && (health || path == "/version")
+    request.resource.is_empty() && is_read(request.verb) && PUBLIC.contains(&request.path)
 }
 
 fn is_below(path: &str, root: &str) -> bool {
     path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
+/// HEAD is GET without the answer's body. Upstream's roles have no HEAD.
 fn is_read(verb: &str) -> bool {
     matches!(verb, "get" | "head")
 }
@@ -154,9 +156,8 @@ pub fn rules(identity: &Identity, namespace: &str, view: &dyn ClusterView) -> Va
 fn readable_paths() -> Vec<String> {
     let mut paths: Vec<String> = DISCOVERY
         .into_iter()
-        .chain(["/healthz", "/livez", "/readyz"])
         .flat_map(|root| [root.to_owned(), format!("{root}/*")])
-        .chain(["/version".to_owned(), "/version/".to_owned()])
+        .chain(PUBLIC.map(str::to_owned))
         .collect();
     paths.sort_unstable();
     paths

@@ -232,7 +232,6 @@ fn view_rules() -> Vec<Value> {
             &[""],
             &[
                 "bindings",
-                "events",
                 "limitranges",
                 "namespaces/status",
                 "pods/log",
@@ -244,13 +243,37 @@ fn view_rules() -> Vec<Value> {
             READ,
         ),
         rule(&[""], &["namespaces"], READ),
-        rule(&["events.k8s.io"], &["events"], READ),
-        rule(&["apps"], &["controllerrevisions", "daemonsets", "daemonsets/status"], READ),
+        rule(&["", "events.k8s.io"], &["events"], READ),
+        rule(&["discovery.k8s.io"], &["endpointslices"], READ),
+        rule(
+            &["apps"],
+            &[
+                "controllerrevisions",
+                "daemonsets",
+                "daemonsets/status",
+                "deployments",
+                "deployments/scale",
+                "deployments/status",
+                "replicasets",
+                "replicasets/scale",
+                "replicasets/status",
+                "statefulsets",
+                "statefulsets/scale",
+                "statefulsets/status",
+            ],
+            READ,
+        ),
+        rule(&["autoscaling"], &["horizontalpodautoscalers", "horizontalpodautoscalers/status"], READ),
+        rule(&["batch"], &["cronjobs", "cronjobs/status", "jobs", "jobs/status"], READ),
+        rule(&["policy"], &["poddisruptionbudgets", "poddisruptionbudgets/status"], READ),
+        rule(&["networking.k8s.io"], &["ingresses", "ingresses/status", "networkpolicies"], READ),
         // upstream's metrics server adds this role
         rule(&["metrics.k8s.io"], &["pods"], READ),
     ]
 }
 
+/// Kinds that the hub does not serve are upstream's, too: a holder of the role grants rights to them as
+/// upstream, so the roles of a chart can be created.
 fn edit_rules() -> Vec<Value> {
     vec![
         rule(
@@ -265,7 +288,6 @@ fn edit_rules() -> Vec<Value> {
             &[""],
             &[
                 "configmaps",
-                "events",
                 "persistentvolumeclaims",
                 "replicationcontrollers",
                 "replicationcontrollers/scale",
@@ -277,7 +299,24 @@ fn edit_rules() -> Vec<Value> {
             WRITE,
         ),
         rule(&[""], &["serviceaccounts/token"], &["create"]),
-        rule(&["events.k8s.io"], &["events"], WRITE),
+        rule(&["", "events.k8s.io"], &["events"], WRITE),
+        rule(
+            &["apps"],
+            &[
+                "deployments",
+                "deployments/rollback",
+                "deployments/scale",
+                "replicasets",
+                "replicasets/scale",
+                "statefulsets",
+                "statefulsets/scale",
+            ],
+            WRITE,
+        ),
+        rule(&["autoscaling"], &["horizontalpodautoscalers"], WRITE),
+        rule(&["batch"], &["cronjobs", "jobs"], WRITE),
+        rule(&["policy"], &["poddisruptionbudgets"], WRITE),
+        rule(&["networking.k8s.io"], &["ingresses", "networkpolicies"], WRITE),
         rule(&["coordination.k8s.io"], &["leases"], ALL),
     ]
 }

@@ -105,7 +105,8 @@ fn admit_binding(
     let mut rules = None;
     view.rights(&mut |rights| rules = rights.rules_of_role(namespace, name).map(<[Rule]>::to_vec));
     let Some(rules) = rules else {
-        let message = format!("{} {name:?} not found", kind.resource_name());
+        // upstream names the binding's resource and the role's name
+        let message = format!("{}.{} {name:?} not found", request.resource, request.group);
         return Err(Denied { status: 404, message, reason: String::new() });
     };
     match not_held(identity, request.namespace, &rules, view) {

@@ -28,6 +28,8 @@ mod matrix;
 mod node;
 mod node_restriction;
 mod privileges;
+#[cfg(test)]
+mod recorded;
 mod references;
 mod refusal;
 mod returning;
@@ -137,7 +139,9 @@ mod tests {
         };
         check(path("get", "/healthz"), true);
         check(path("get", "/livez"), true);
-        check(path("get", "/readyz/ping"), true);
+        check(path("head", "/readyz"), true);
+        check(path("get", "/readyz/ping"), false);
+        check(path("get", "/readyz/"), false);
         check(path("get", "/version"), true);
         check(path("get", "/version/"), true);
         check(path("post", "/version"), false);

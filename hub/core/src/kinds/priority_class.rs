@@ -97,7 +97,7 @@ fn prepare(class: &mut Value, old: Option<&Value>) {
         // upstream never increments it
         class["metadata"]["generation"] = 1.into();
     }
-    if text(class, &["preemptionPolicy"]).is_empty() {
+    if class["preemptionPolicy"].is_null() {
         class["preemptionPolicy"] = PREEMPTION.into();
     }
 }
@@ -137,7 +137,9 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Errors) {
         errors.push(FieldError::forbidden("value", &why));
     }
     let policy = text(new, &["preemptionPolicy"]);
-    if !matches!(policy, PREEMPTION | "Never") {
+    if policy.is_empty() {
+        errors.push(FieldError::required("preemptionPolicy", ""));
+    } else if !matches!(policy, PREEMPTION | "Never") {
         errors.push(FieldError::unsupported("preemptionPolicy", policy, &[PREEMPTION, "Never"]));
     }
 }
@@ -189,6 +191,8 @@ mod tests {
         );
         let policy = "preemptionPolicy: Unsupported value: \"Now\": supported values: \"PreemptLowerPriority\", \"Never\"";
         check(json!({"metadata": {"name": "a"}, "value": 1, "preemptionPolicy": "Now"}), None, &[policy]);
+        let empty = json!({"metadata": {"name": "a"}, "value": 1, "preemptionPolicy": ""});
+        check(empty, None, &["preemptionPolicy: Required value"]);
     }
 
     #[test]

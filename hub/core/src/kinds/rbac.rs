@@ -165,9 +165,6 @@ fn validate_rule(rule: &Value, namespaced: bool, path: &str, errors: &mut Errors
         if !has("resources") {
             require("resources", "resource rules must supply at least one resource");
         }
-        if has("resourceNames") && list(rule, "resources").len() > 1 {
-            require("resourceNames", "resource names cannot apply to multiple resources");
-        }
         return;
     }
     let mut refuse = |why: &str| {
@@ -197,7 +194,10 @@ fn validate_binding(new: &Value, old: Option<&Value>, namespaced: bool, errors: 
         validate_subject(subject, namespaced, &format!("subjects[{index}]"), errors);
     }
     if old.is_some_and(|old| old["roleRef"] != *role) {
-        errors.push(FieldError::invalid("roleRef", role.clone(), "cannot change roleRef"));
+        // upstream shows its own type here, whose fields have these names
+        let part = |field: &str| text(role, &[field]).to_owned();
+        let shown = json!({"APIGroup": part("apiGroup"), "Kind": part("kind"), "Name": part("name")});
+        errors.push(FieldError::invalid("roleRef", shown, "cannot change roleRef"));
     }
 }
 
@@ -218,13 +218,7 @@ fn validate_subject(subject: &Value, namespaced: bool, path: &str, errors: &mut 
                 rules::required(subject, "namespace", path, errors);
             }
         }
-        "User" | "Group" => {
-            check_group(GROUP);
-            if name.is_empty() {
-                let why = format!("{} name cannot be empty", kind.to_lowercase());
-                errors.push(FieldError::invalid(format!("{path}.name"), name, &why));
-            }
-        }
+        "User" | "Group" => check_group(GROUP),
         _ => {
             let kinds = ["ServiceAccount", "User", "Group"];
             errors.push(FieldError::unsupported(format!("{path}.kind"), kind, &kinds));
@@ -262,8 +256,7 @@ mod tests {
         );
         let named =
             json!({"verbs": ["get"], "apiGroups": [""], "resources": ["a", "b"], "resourceNames": ["n"]});
-        let why = "rules[0].resourceNames: Required value: resource names cannot apply to multiple resources";
-        check(&CLUSTER_ROLE, rules(json!([named])), None, &[why]);
+        check(&CLUSTER_ROLE, rules(json!([named])), None, &[]);
         let urls = json!({"verbs": ["get"], "nonResourceURLs": ["/metrics"]});
         check(&CLUSTER_ROLE, rules(json!([urls])), None, &[]);
         let invalid = "rules[0].nonResourceURLs: Invalid value: [\"/metrics\"]";
@@ -308,7 +301,6 @@ mod tests {
             &[
                 "subjects[0].name: Required value",
                 "subjects[0].apiGroup: Unsupported value: \"x\": supported values: \"rbac.authorization.k8s.io\"",
-                "subjects[0].name: Invalid value: \"\": user name cannot be empty",
                 "subjects[1].kind: Unsupported value: \"Robot\": supported values: \"ServiceAccount\", \"User\", \"Group\"",
                 "subjects[2].apiGroup: Unsupported value: \"x\": supported values: \"\"",
                 "subjects[2].name: Invalid value: \"A\": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')",
@@ -337,7 +329,7 @@ mod tests {
             |name: &str| json!({"roleRef": {"apiGroup": GROUP, "kind": "ClusterRole", "name": name}});
         for kind in [&ROLE_BINDING, &CLUSTER_ROLE_BINDING] {
             check(kind, binding("view"), Some(binding("view")), &[]);
-            let why = "roleRef: Invalid value: {\"apiGroup\":\"rbac.authorization.k8s.io\",\"kind\":\"ClusterRole\",\"name\":\"admin\"}: cannot change roleRef";
+            let why = "roleRef: Invalid value: {\"APIGroup\":\"rbac.authorization.k8s.io\",\"Kind\":\"ClusterRole\",\"Name\":\"admin\"}: cannot change roleRef";
             check(kind, binding("admin"), Some(binding("view")), &[why]);
         }
     }

@@ -252,12 +252,13 @@ fn set_by_nobody(kind: &Kind, new: &Value, given: &[bool]) -> Value {
     before
 }
 
-/// The namespace of the body must be that of the path, or absent.
+/// The namespace of the body must be that of the path, or absent. An object of the whole cluster loses it, as
+/// upstream: many manifests from the internet give their ClusterRoles one.
 pub(super) fn set_namespace(kind: &Kind, namespace: &str, value: &mut Value) -> Result<(), ApiError> {
     let meta = metadata(value);
     let given = meta.get("namespace").and_then(Value::as_str).unwrap_or("").to_owned();
     if !kind.namespaced {
-        // the rules of metadata will refuse it
+        meta.remove("namespace");
         return Ok(());
     }
     if !given.is_empty() {

@@ -207,7 +207,7 @@ fn refusal_is_in_upstreams_words() {
     let refused = message("reader", &ROLE_BINDING, &binding("ClusterRole", "missing"));
     assert_eq!(
         (refused.status, &*refused.message),
-        (404, "clusterroles.rbac.authorization.k8s.io \"missing\" not found")
+        (404, "rolebindings.rbac.authorization.k8s.io \"missing\" not found")
     );
     let mut whole = role(&[]);
     whole["aggregationRule"] = json!({"clusterRoleSelectors": [{}]});
