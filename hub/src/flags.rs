@@ -159,6 +159,10 @@ pub struct ControllersCommand {
     pub kubeconfig: PathBuf,
     /// The name of this process in the Lease.
     pub name: String,
+    /// Run the controller of ConfigRollouts.
+    pub config_rollouts: bool,
+    /// Approve requests of nodes for certificates.
+    pub approving: bool,
     pub log_level: LevelFilter,
 }
 
@@ -521,19 +525,24 @@ fn controllers(raw: Raw) -> Result<Command, FlagError> {
     }
     let log_level = raw.log_level.as_deref().map_or(Ok(LevelFilter::Info), log_level)?;
     let only = raw.only.as_deref().unwrap_or_default();
-    if only != "config-rollouts" {
-        return Err(value(
-            "--only",
-            only,
-            "config-rollouts, the controller that runs beside another API server",
-        ));
+    let (mut config_rollouts, mut approving) = (false, false);
+    for word in only.split(',') {
+        match word {
+            "config-rollouts" => config_rollouts = true,
+            "approving" => approving = true,
+            _ => {
+                let expected =
+                    "config-rollouts, approving or both, the controllers that run beside another API server";
+                return Err(value("--only", only, expected));
+            }
+        }
     }
     let Some(kubeconfig) = raw.kubeconfig else {
         return Err(value("--kubeconfig", "", "a file that names an API server"));
     };
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = format!("{}_{}", host.trim(), std::process::id());
-    Ok(Command::Controllers(ControllersCommand { kubeconfig, name, log_level }))
+    Ok(Command::Controllers(ControllersCommand { kubeconfig, name, config_rollouts, approving, log_level }))
 }
 
 fn ca(raw: Raw) -> Result<Command, FlagError> {
@@ -921,6 +930,16 @@ mod tests {
         refused("rollout cro/shops -n a", "a ConfigRollout has no namespace");
         refused("controllers --kubeconfig f", "--only is \"\", expected config-rollouts");
         refused("controllers --only config-rollouts", "--kubeconfig is \"\"");
+        for line in ["approving,", "approving config-rollouts", "config-rollouts,scheduler"] {
+            refused(&format!("controllers --kubeconfig f --only {line}"), "controllers");
+        }
+        let controllers = |only: &str| match words(&format!("controllers --kubeconfig f --only {only}")) {
+            Ok(Command::Controllers(command)) => (command.config_rollouts, command.approving),
+            other => panic!("{only}: {other:?}"),
+        };
+        assert_eq!(controllers("config-rollouts"), (true, false));
+        assert_eq!(controllers("approving"), (false, true));
+        assert_eq!(controllers("approving,config-rollouts"), (true, true));
         for line in ["rollout", "rollout a b", "rollout A", "rollout ds/agent", "rollout cro/A"] {
             refused(line, "expected the name of one DaemonSet");
         }

@@ -180,7 +180,7 @@ pub const COMMANDS: &[Command] = &[
     command(
         "controllers",
         "",
-        "roll out configurations beside another API server, by its ConfigRollouts",
+        "beside another API server: roll out configurations, approve certificates of nodes",
         "Of several such processes one acts: the holder of a Lease. A kedge-hub does this itself.",
         &["kubeconfig", "only", "log-level"],
     ),
@@ -273,7 +273,7 @@ pub const FLAGS: &[Flag] = &[
         "ConfigRollouts are this hub's (on), or left to kedge-hub controllers (off) [on]",
     ),
     flag("kubeconfig", "FILE", "names the API server and a credential for it"),
-    flag("only", "NAME", "the controller to run: config-rollouts"),
+    flag("only", "NAMES", "the controllers to run: config-rollouts, approving, or both with a comma"),
     flag(
         "fenced",
         "",

@@ -26,11 +26,13 @@ fn read(kind: &'static Kind, value: &Value) -> Option<Arc<Object>> {
 }
 
 impl Mirror {
-    /// Replaces all objects of a kind.
-    pub(super) fn replace(&mut self, kind: &'static Kind, items: &[Value]) {
+    /// Replaces all objects of a kind, in one namespace or, if that is empty, in all.
+    pub(super) fn replace(&mut self, kind: &'static Kind, namespace: &str, items: &[Value]) {
         let objects = items.iter().filter_map(|item| read(kind, item));
         let all = objects.map(|object| ((object.namespace.to_string(), object.name.to_string()), object));
-        self.kinds.insert(kind.plural, all.collect());
+        let known = self.kinds.entry(kind.plural).or_default();
+        known.retain(|(of, _), _| !namespace.is_empty() && of != namespace);
+        known.extend(all);
     }
 
     /// Notes a change; returns it as an event, unless a newer version is known.
@@ -104,5 +106,27 @@ impl World for Mirror {
 
     fn values(&self, _: &'static Kind, _: usize) -> Vec<String> {
         Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_hub_core::kinds::CONFIG_MAP;
+    use serde_json::json;
+
+    #[test]
+    fn list_of_one_namespace_leaves_the_others() {
+        let mut mirror = Mirror::default();
+        let map = |namespace: &str, name: &str| json!({"metadata": {"namespace": namespace, "name": name, "uid": name, "resourceVersion": "7"}});
+        mirror.replace(&CONFIG_MAP, "a", &[map("a", "1"), map("a", "2")]);
+        mirror.replace(&CONFIG_MAP, "b", &[map("b", "3")]);
+        mirror.replace(&CONFIG_MAP, "a", &[map("a", "2")]);
+        let names = |mirror: &Mirror| -> Vec<String> {
+            mirror.list(&CONFIG_MAP, "").iter().map(|found| found.name.to_string()).collect()
+        };
+        assert_eq!(names(&mirror), ["2", "3"]);
+        mirror.replace(&CONFIG_MAP, "", &[map("c", "4")]);
+        assert_eq!(names(&mirror), ["4"]);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Always holds: the decisions are those of the hub's controllers, from a mirror that list and watch keep.
 //! Each write names the version that it was decided from, so a concurrent change is a conflict and a later
-//! step. An action that requires the rollout to be unchanged reads it first, so a pause counts at once. One
-//! process acts at a time: the holder of the Lease `kube-system/kedge-controllers`, judged by this machine's
+//! step. An action that requires other objects to be unchanged reads them first, so a pause counts at once, and a
+//! name that a node took meanwhile is not given away. One process acts at a time: the holder of the Lease `kube-system/kedge-controllers`, judged by this machine's
 //! running time, not by its clock. Left to others: the decisions (`kedge_hub_core::controllers`).
 
 mod mirror;
@@ -14,10 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kedge_hub_core::ApiError;
+use kedge_hub_core::controllers::approving::Approving;
 use kedge_hub_core::controllers::config_rollouts::{Assignment, ConfigRollouts};
 use kedge_hub_core::controllers::{Action, Controller, Done, Edit, Level, Now, Task};
-use kedge_hub_core::kinds::{CONFIG_ROLLOUT, Kind};
-use kedge_hub_core::object::Object;
+use kedge_hub_core::identity::bootstrap_token;
+use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, CONFIG_MAP, CREDENTIAL, Kind, NODE, POD, SECRET};
+use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::Objects;
 use kedge_hub_core::state::Require;
 use kedge_hub_core::value::rfc3339;
@@ -42,27 +44,86 @@ const RETRY: Duration = Duration::from_secs(5);
 const WATCH_SECONDS: u64 = 240;
 /// A watch without a line for longer has lost its server.
 const SILENCE: Duration = Duration::from_secs(300);
-/// Most changes that wait for the controller.
+/// Between two looks at everything.
+const SWEEP: Duration = Duration::from_secs(60);
+/// Most changes that wait for the controllers.
 const BACKLOG: usize = 1024;
+
+/// What is listed and watched: the objects of a kind, of one namespace or all, that the server selects.
+#[derive(Debug, Clone, Copy)]
+struct Scope {
+    kind: &'static Kind,
+    /// Empty: all.
+    namespace: &'static str,
+    /// A field selector, encoded for a URL; empty: none.
+    fields: &'static str,
+}
+
+/// For `config-rollouts`. ConfigMaps are read in one namespace: others may have many, and it needs none of them.
+fn of_rollouts() -> Vec<Scope> {
+    let all = |kind: &'static Kind| Scope { kind, namespace: "", fields: "" };
+    let within = |kind: &'static Kind| match kind.plural == CONFIG_MAP.plural {
+        true => Scope { namespace: kedge_hub_core::kinds::config_rollout::NAMESPACE, ..all(kind) },
+        false => all(kind),
+    };
+    ConfigRollouts::inputs().iter().map(|kind| within(kind)).collect()
+}
+
+/// For `approving`: what it reads of an API server.
+static OF_APPROVING: [Scope; 4] = [
+    Scope {
+        kind: &CERTIFICATE_REQUEST,
+        namespace: "",
+        fields: "spec.signerName%3Dkubernetes.io/kube-apiserver-client-kubelet",
+    },
+    Scope {
+        kind: &SECRET,
+        namespace: bootstrap_token::NAMESPACE,
+        fields: "type%3Dbootstrap.kubernetes.io/token",
+    },
+    Scope { kind: &NODE, namespace: "", fields: "" },
+    Scope { kind: &CONFIG_MAP, namespace: "kube-system", fields: "metadata.name%3Dkedge-denied" },
+];
 
 /// News from a watch.
 enum News {
-    /// Everything of a kind.
-    All(&'static Kind, Vec<Value>),
+    /// Everything of the scope with this number.
+    All(usize, Vec<Value>),
     Change(&'static Kind, Value, bool),
 }
 
 /// Runs until a signal ends the process, or the Lease is lost.
 ///
 /// # Errors
-/// The kubeconfig cannot be used, or another process took the Lease.
+/// The kubeconfig cannot be used, the server is a hub that does this itself, or another process took the Lease.
 pub async fn run(command: &ControllersCommand) -> Result<(), String> {
     let server = Arc::new(Server::read(&command.kubeconfig)?);
     let version = server.ask("GET", "/version", &Value::Null).await.map_err(|error| error.message)?;
     let is_hub =
         version["gitVersion"].as_str().is_some_and(|text| text.contains(kedge_api::HUB_VERSION_MARK));
-    let assignment = if is_hub { Assignment::Field } else { Assignment::Annotation };
-    log::info!("config-rollouts for {}, whose nodes are assigned by {assignment:?}", server.url());
+    let mut scopes = Vec::new();
+    let (mut rollouts, mut approving) = (None, None);
+    if command.config_rollouts {
+        let assignment = if is_hub { Assignment::Field } else { Assignment::Annotation };
+        log::info!("config-rollouts for {}, whose nodes are assigned by {assignment:?}", server.url());
+        rollouts = Some(ConfigRollouts::new(assignment));
+        scopes.extend(of_rollouts());
+    }
+    if command.approving {
+        if is_hub {
+            return Err(format!("{} is a kedge-hub, which approves requests of nodes itself", server.url()));
+        }
+        log::info!("approving requests of nodes for certificates at {}", server.url());
+        approving = Some(Approving::elsewhere());
+        let is_listed = |new: &Scope, all: &[Scope]| {
+            all.iter().any(|scope| scope.kind.plural == new.kind.plural && scope.namespace == new.namespace)
+        };
+        for scope in OF_APPROVING {
+            if !is_listed(&scope, &scopes) {
+                scopes.push(scope);
+            }
+        }
+    }
     let mut lease = Lease::new(&command.name);
     while !lease.renew(&server).await {
         tokio::time::sleep(RENEWAL).await;
@@ -70,17 +131,13 @@ pub async fn run(command: &ControllersCommand) -> Result<(), String> {
     log::info!("{} holds the Lease kube-system/{LEASE}", command.name);
     let (sender, news) = mpsc::channel(BACKLOG);
     let mut tasks = tokio::task::JoinSet::new();
-    for kind in ConfigRollouts::inputs() {
-        tasks.spawn(follow(Arc::clone(&server), kind, sender.clone()));
+    for (number, scope) in scopes.iter().enumerate() {
+        tasks.spawn(follow(Arc::clone(&server), number, *scope, sender.clone()));
     }
-    let mut runner = Runner {
-        server,
-        mirror: Mirror::default(),
-        controller: ConfigRollouts::new(assignment),
-        start: Instant::now(),
-        missing: ConfigRollouts::inputs().iter().map(|kind| kind.plural).collect(),
-    };
-    runner.run(news, lease).await
+    let start = Instant::now();
+    let missing = (0..scopes.len()).collect();
+    let shell = Shell { server, mirror: Mirror::default(), start, heard: Vec::new() };
+    Runner { shell, rollouts, approving, scopes, missing, swept: start }.run(news, lease).await
 }
 
 /// The path of a kind, or of one object.
@@ -91,16 +148,11 @@ fn path(kind: &Kind, namespace: &str, name: &str) -> String {
     format!("{group}/{}{within}/{}{name}", kind.version, kind.plural)
 }
 
-/// ConfigMaps are read in one namespace: others may have many, and this program needs none of them.
-fn scope(kind: &Kind) -> &'static str {
-    if kind.plural == "configmaps" { kedge_hub_core::kinds::config_rollout::NAMESPACE } else { "" }
-}
-
-/// Lists and watches a kind for ever.
-async fn follow(server: Arc<Server>, kind: &'static Kind, sender: mpsc::Sender<News>) {
+/// Lists and watches a scope for ever.
+async fn follow(server: Arc<Server>, number: usize, scope: Scope, sender: mpsc::Sender<News>) {
     loop {
-        if let Err(why) = follow_once(&server, kind, &sender).await {
-            log::warn!("{}: {why}; trying again", kind.plural);
+        if let Err(why) = follow_once(&server, number, scope, &sender).await {
+            log::warn!("{}: {why}; trying again", scope.kind.plural);
             tokio::time::sleep(RETRY).await;
         }
         if sender.is_closed() {
@@ -111,21 +163,25 @@ async fn follow(server: Arc<Server>, kind: &'static Kind, sender: mpsc::Sender<N
 
 async fn follow_once(
     server: &Server,
-    kind: &'static Kind,
+    number: usize,
+    scope: Scope,
     sender: &mpsc::Sender<News>,
 ) -> Result<(), String> {
-    let all = path(kind, scope(kind), "");
-    let list = server.ask("GET", &all, &Value::Null).await.map_err(|error| error.message)?;
+    let Scope { kind, namespace, fields } = scope;
+    let all = path(kind, namespace, "");
+    let selected = if fields.is_empty() { String::new() } else { format!("fieldSelector={fields}&") };
+    let list = server.ask("GET", &format!("{all}?{selected}"), &Value::Null).await;
+    let list = list.map_err(|error| error.message)?;
     let mut revision = list["metadata"]["resourceVersion"].as_str().unwrap_or("0").to_owned();
     let items = match list {
         Value::Object(mut list) => list.remove("items"),
         _ => None,
     };
     let items = items.and_then(|items| serde_json::from_value::<Vec<Value>>(items).ok()).unwrap_or_default();
-    sender.send(News::All(kind, items)).await.map_err(|error| error.to_string())?;
+    sender.send(News::All(number, items)).await.map_err(|error| error.to_string())?;
     loop {
         let watch = format!(
-            "{all}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={revision}"
+            "{all}?{selected}watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={revision}"
         );
         let mut lines = server.watch(&watch).await?;
         let silent = |_| format!("the watch is silent for {SILENCE:?}");
@@ -151,12 +207,13 @@ async fn follow_once(
 }
 
 struct Runner {
-    server: Arc<Server>,
-    mirror: Mirror,
-    controller: ConfigRollouts,
-    start: Instant,
-    /// Kinds that were not listed so far.
-    missing: Vec<&'static str>,
+    shell: Shell,
+    rollouts: Option<ConfigRollouts>,
+    approving: Option<Approving>,
+    scopes: Vec<Scope>,
+    /// Scopes that were not listed so far.
+    missing: Vec<usize>,
+    swept: Instant,
 }
 
 impl Runner {
@@ -176,7 +233,7 @@ impl Runner {
                     None => return Err("the watches ended".to_owned()),
                 },
                 _ = renewals.tick() => {
-                    lease.renew(&self.server).await;
+                    lease.renew(&self.shell.server).await;
                     if !lease.is_held() {
                         return Err(format!("another process took the Lease kube-system/{LEASE}"));
                     }
@@ -184,7 +241,7 @@ impl Runner {
                 () = tokio::time::sleep_until(due) => {}
             }
             if self.missing.is_empty() && lease.is_held() {
-                next = self.step(&mut lease).await.map(|at| self.start + at);
+                next = self.step(&mut lease).await;
                 // what was decided and not done is forgotten, so this process cannot go on
                 if !lease.is_held() {
                     return Err(format!("lost the Lease kube-system/{LEASE}"));
@@ -195,23 +252,85 @@ impl Runner {
 
     fn note(&mut self, news: News) {
         match news {
-            News::All(kind, items) => {
-                self.mirror.replace(kind, &items);
-                self.missing.retain(|missing| *missing != kind.plural);
-                if self.missing.is_empty() {
-                    self.controller.sweep(&self.mirror);
-                }
+            News::All(number, items) => {
+                let Scope { kind, namespace, .. } = self.scopes[number];
+                self.shell.mirror.replace(kind, namespace, &items);
+                self.missing.retain(|missing| *missing != number);
+                self.sweep();
             }
-            News::Change(kind, value, is_gone) => self.change(kind, &value, is_gone),
+            News::Change(kind, value, is_gone) => {
+                self.shell.change(kind, &value, is_gone);
+                self.tell();
+            }
         }
     }
 
+    fn sweep(&mut self) {
+        if !self.missing.is_empty() {
+            return;
+        }
+        self.swept = Instant::now();
+        if let Some(controller) = &mut self.rollouts {
+            controller.sweep(&self.shell.mirror);
+        }
+        if let Some(controller) = &mut self.approving {
+            controller.sweep(&self.shell.mirror);
+        }
+    }
+
+    /// Passes on what was heard.
+    fn tell(&mut self) {
+        let heard = std::mem::take(&mut self.shell.heard);
+        if !self.missing.is_empty() {
+            return;
+        }
+        if let Some(controller) = &mut self.rollouts {
+            pass_on(controller, &heard);
+        }
+        if let Some(controller) = &mut self.approving {
+            pass_on(controller, &heard);
+        }
+    }
+
+    /// One step of each; returns when the next is due.
+    async fn step(&mut self, lease: &mut Lease) -> Option<Instant> {
+        if self.swept.elapsed() > SWEEP {
+            self.sweep();
+        }
+        let mut next = Vec::new();
+        if let Some(controller) = &mut self.rollouts {
+            next.push(self.shell.step(controller, lease).await);
+        }
+        self.tell();
+        if let Some(controller) = &mut self.approving {
+            next.push(self.shell.step(controller, lease).await);
+        }
+        self.tell();
+        next.into_iter().flatten().min()
+    }
+}
+
+fn pass_on<C: Controller>(controller: &mut C, heard: &[(&'static Kind, Event)]) {
+    for (kind, event) in heard {
+        if C::inputs().iter().any(|input| input.plural == kind.plural) && C::concerns(kind, event) {
+            controller.observe(kind, event);
+        }
+    }
+}
+
+/// The API server, and what is known of it.
+struct Shell {
+    server: Arc<Server>,
+    mirror: Mirror,
+    start: Instant,
+    /// Changes that the controllers have not been told of.
+    heard: Vec<(&'static Kind, Event)>,
+}
+
+impl Shell {
     fn change(&mut self, kind: &'static Kind, value: &Value, is_gone: bool) {
-        if let Some(event) = self.mirror.change(kind, value, is_gone)
-            && self.missing.is_empty()
-            && ConfigRollouts::concerns(kind, &event)
-        {
-            self.controller.observe(kind, &event);
+        if let Some(event) = self.mirror.change(kind, value, is_gone) {
+            self.heard.push((kind, event));
         }
     }
 
@@ -227,9 +346,9 @@ impl Runner {
         }
     }
 
-    /// One step; returns when the next is due.
-    async fn step(&mut self, lease: &mut Lease) -> Option<Duration> {
-        let decision = self.controller.reconcile(&self.mirror, self.now());
+    /// One step of a controller; returns when its next is due.
+    async fn step<C: Controller>(&mut self, controller: &mut C, lease: &mut Lease) -> Option<Instant> {
+        let decision = controller.reconcile(&self.mirror, self.now());
         let mut tasks = VecDeque::from(decision.tasks);
         while let Some(Task { purpose, action }) = tasks.pop_front() {
             lease.renew_in_time(&self.server).await;
@@ -238,15 +357,18 @@ impl Runner {
             }
             let outcome = self.perform(action).await;
             let now = self.now();
-            tasks.extend(self.controller.performed(purpose, outcome, now));
+            tasks.extend(controller.performed(purpose, outcome, now));
         }
-        for (level, line) in self.controller.take_log(self.now()) {
+        for (level, line) in controller.take_log(self.now()) {
             match level {
                 Level::Info => log::info!("{line}"),
                 Level::Warning => log::warn!("{line}"),
             }
         }
-        decision.next
+        match decision.more {
+            true => Some(Instant::now()),
+            false => decision.next.map(|at| self.start + at),
+        }
     }
 
     async fn perform(&mut self, action: Action) -> Result<Done, ApiError> {
@@ -293,14 +415,18 @@ impl Runner {
             return Ok(Done::Stored(known, false));
         }
         let whole = path(kind, namespace, name);
-        // a write of the object leaves the status as it is, and the other way round
+        // a write of the object leaves the status as it is, and the other way round; an approval has its own place
         let is_of_status = kind.status && new["status"] != old["status"];
-        let at = if is_of_status { format!("{whole}/status") } else { whole };
+        let at = match is_of_status {
+            true if kind.plural == CERTIFICATE_REQUEST.plural => format!("{whole}/approval"),
+            true => format!("{whole}/status"),
+            false => whole,
+        };
         let stored = self.server.ask("PUT", &at, &new).await?;
         self.stored(kind, &stored, true)
     }
 
-    /// The controller hears of its own writes at once.
+    /// The controllers hear of their own writes once the step is done.
     fn stored(&mut self, kind: &'static Kind, value: &Value, is_meant: bool) -> Result<Done, ApiError> {
         self.change(kind, value, false);
         let revision = value["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok());
@@ -309,16 +435,25 @@ impl Runner {
         Ok(Done::Stored(Arc::new(object), is_meant))
     }
 
-    /// Whether these objects are as the decision read them. A rollout is read anew; pods as the watch has
-    /// them.
+    /// Whether these objects are as the decision read them. They are read anew, but for pods, which are as the
+    /// watch has them, and the table of credentials, which only a hub has.
     async fn are_unchanged(&mut self, requires: &[Require]) -> Result<bool, ApiError> {
         for require in requires {
             let Require::Unchanged { kind, namespace, name, revision } = require else { continue };
-            if kind.plural == CONFIG_ROLLOUT.plural {
-                let found = self.server.ask("GET", &path(kind, namespace, name), &Value::Null).await?;
-                self.change(kind, &found, false);
-            }
-            if self.mirror.get(kind, namespace, name).map(|found| found.revision) != *revision {
+            let is_read = ![&POD, &CREDENTIAL].iter().any(|other| other.plural == kind.plural);
+            let found = match is_read {
+                true => match self.server.ask("GET", &path(kind, namespace, name), &Value::Null).await {
+                    Ok(found) => {
+                        self.change(kind, &found, false);
+                        found["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok())
+                    }
+                    // the watch tells the rest
+                    Err(error) if error.code == 404 => None,
+                    Err(error) => return Err(error),
+                },
+                false => self.mirror.get(kind, namespace, name).map(|found| found.revision),
+            };
+            if found != *revision {
                 return Ok(false);
             }
         }

@@ -9,8 +9,10 @@
 //! credentials first, then the use is counted, then the request is approved; each step may be repeated
 //! without effect. A reservation ends with its token: once all uses went to others it holds no name. A
 //! request that a person approves uses the token, too. An expired node is approved for the key of its newest
-//! credential alone. A request that waits for a person has the condition [`AWAITING`] with the reason. Left
-//! to others: the right to make a request (`identity`), signing (`certificates`).
+//! credential alone. A request that waits for a person has the condition [`AWAITING`] with the reason.
+//! Beside another API server, which has no such table, approved requests take its place ([`Approved`]); the
+//! first of two keys is the one whose request is approved first. Left to others: the right to make a request
+//! (`identity`), signing (`certificates`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,6 +21,7 @@ use kedge_api::{BOOTSTRAP_GROUP, CLUSTER_EVENT_NAMESPACE, NODE_GROUP, NODE_SIGNE
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
+use super::approved::Approved;
 use super::controller::{Action, Controller, Decision, Done, Edit, Level, Line, Now, Task, World};
 use super::record::{About, What, event};
 use crate::api_error::ApiError;
@@ -48,6 +51,8 @@ pub const EXPIRED_MAY_RENEW: time::Duration = time::Duration::days(3 * 365);
 #[derive(Debug)]
 pub struct Approving {
     expired_may_renew: time::Duration,
+    /// In place of the table of credentials, beside an API server that has none.
+    approved: Option<Approved>,
     /// Names of requests to judge.
     queue: BTreeSet<String>,
     log: Vec<Line>,
@@ -56,7 +61,12 @@ pub struct Approving {
 impl Approving {
     /// `expired_may_renew`: how long after its expiry a node may return by itself.
     pub fn new(expired_may_renew: time::Duration) -> Approving {
-        Approving { expired_may_renew, queue: BTreeSet::new(), log: Vec::new() }
+        Approving { expired_may_renew, approved: None, queue: BTreeSet::new(), log: Vec::new() }
+    }
+
+    /// For another API server: it has no table of credentials, and lets no expired node ask.
+    pub fn elsewhere() -> Approving {
+        Approving { approved: Some(Approved::default()), ..Approving::new(EXPIRED_MAY_RENEW) }
     }
 }
 
@@ -327,17 +337,19 @@ impl Controller for Approving {
         OUTPUTS
     }
 
-    fn concerns(_: &'static Kind, event: &Event) -> bool {
-        event.new.is_some()
-    }
-
     fn observe(&mut self, _: &'static Kind, event: &Event) {
+        if let Some(approved) = &mut self.approved {
+            approved.observe(event);
+        }
         if let Some(object) = &event.new {
             self.queue.insert(object.name.to_string());
         }
     }
 
     fn sweep(&mut self, world: &dyn World) {
+        if let Some(approved) = &mut self.approved {
+            approved.sweep(world);
+        }
         self.queue.extend(world.list(&CERTIFICATE_REQUEST, "").iter().map(|found| found.name.to_string()));
     }
 
@@ -366,7 +378,7 @@ impl Controller for Approving {
                 later.push(name);
                 continue;
             }
-            decision.tasks.extend(answer(&object, &request, case, now));
+            decision.tasks.extend(answer(&object, &request, case, self.approved.is_none(), now));
         }
         self.queue.extend(later);
         decision.more = !self.queue.is_empty();
@@ -470,7 +482,11 @@ impl Approving {
             unchanged(&CREDENTIAL, "", &node, record.as_ref().map(|found| found.revision)),
             unchanged(&NODE, "", &node, registered.as_ref().map(|found| found.revision)),
         ];
-        let record = record.map(|found| Record::read(&found.value())).unwrap_or_default();
+        let key = key_id(&asked.public_key);
+        let record = match &self.approved {
+            None => record.map(|found| Record::read(&found.value())).unwrap_or_default(),
+            Some(approved) => approved.record(&node, &key),
+        };
         let user = text(&request, &["spec", "username"]);
         let created = text(&request, &["metadata", "creationTimestamp"]);
         let fact = |key: &str| {
@@ -494,7 +510,6 @@ impl Approving {
         let secret = secret.and_then(|name| world.get(&SECRET, bootstrap_token::NAMESPACE, &name));
         let token = secret.as_ref().and_then(|secret| BootstrapToken::from_secret(&secret.value()));
         let token = token.filter(|token| token.authenticates && !token.is_expired(now.wall));
-        let key = key_id(&asked.public_key);
         let since = fact(EXPIRED_SINCE).parse().unwrap_or(0);
         let (own_key, issue) = (fact(PUBLIC_KEY), fact(ISSUE_NUMBER).parse::<u64>().unwrap_or(0));
         let key_is_other = !record.pending.is_empty() && record.pending != key;
@@ -601,8 +616,8 @@ fn is_denied(newest: &Newest, node: &str, denied: &DenyList) -> bool {
     denied.refusal(&identity).is_some()
 }
 
-/// The first task for a request.
-fn answer(object: &Object, request: &Value, case: Case, now: Now) -> Option<Task<Purpose>> {
+/// The first task for a request. Without a table of credentials nothing is reserved.
+fn answer(object: &Object, request: &Value, case: Case, has_table: bool, now: Now) -> Option<Task<Purpose>> {
     let row = case.row();
     let mut message = row.message.to_owned();
     if case.by == By::Expired
@@ -648,6 +663,9 @@ fn answer(object: &Object, request: &Value, case: Case, now: Now) -> Option<Task
                 )),
             }
             let admission = bootstrap_token::admission(&asked.node, &asked.public_key);
+            if !has_table {
+                return Some(use_token(asked));
+            }
             Some(reserve(asked, case.record, Payment { token: token.id, admission }))
         }
         (Answer::Approve | Answer::Admit, _) => Some(approve(asked)),

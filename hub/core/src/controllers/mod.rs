@@ -3,6 +3,7 @@
 //! Each is a [`Controller`]: inputs and outputs at its top, a pure `reconcile` below. Left to others: the
 //! runner (`kedge-hub`).
 
+mod approved;
 pub mod approving;
 pub mod bootstrap_tokens;
 pub mod certificates;

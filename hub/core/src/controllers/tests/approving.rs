@@ -16,6 +16,7 @@ use crate::identity::credential::{Newest, Record, key_id};
 use crate::identity::{EXPIRED_SINCE, ISSUE_NUMBER, Identity, PUBLIC_KEY};
 use crate::kinds::certificate_request::stamp_requester;
 use crate::kinds::{CERTIFICATE_REQUEST, CREDENTIAL, EVENT, NAMESPACE, NODE, SECRET, schema};
+use crate::requests::Propagation;
 use crate::value::condition;
 
 struct Stage {
@@ -33,6 +34,11 @@ impl Stage {
         hub.create(&NAMESPACE, json!({"metadata": {"name": "kube-system"}}));
         hub.create(&NAMESPACE, json!({"metadata": {"name": "default"}}));
         Stage { hub, controller: Approving::new(EXPIRED_MAY_RENEW), requests: 0 }
+    }
+
+    /// Beside an API server that has no table of credentials.
+    fn elsewhere() -> Stage {
+        Stage { controller: Approving::elsewhere(), ..Stage::new() }
     }
 
     /// A token; returns the identity that it proves, and the name of its Secret.
@@ -334,6 +340,72 @@ fn killed_hub_uses_a_token_once() {
             "killed after {killed_after} writes"
         );
     }
+}
+
+/// The rows that another API server has the data for, and each time the process is killed in between.
+#[test]
+fn approved_requests_stand_for_the_table_elsewhere() {
+    for killed_after in 0..4 {
+        let mut stage = Stage::elsewhere();
+        let (token, secret) = stage.token("edge-*", Some(2), true);
+        let (first, second) = (key(), key());
+        let asked = stage.ask(&token, "edge-1", &first);
+        let now = stage.hub.now(0);
+        stage.controller.sweep(&stage.hub.index);
+        let mut tasks = VecDeque::from(stage.controller.reconcile(&stage.hub.index, now).tasks);
+        for _ in 0..killed_after {
+            if let Some(task) = tasks.pop_front() {
+                tasks.extend(stage.hub.act(&mut stage.controller, task, now));
+            }
+        }
+        stage.controller = Approving::elsewhere();
+        stage.run();
+        assert_eq!((&*stage.shown(&asked), stage.uses(&secret)), ("Approved Joins", Some(1)));
+        assert!(stage.hub.names(&CREDENTIAL).is_empty(), "there is no such kind elsewhere");
+        // the same key again, another key, and the name of another node
+        for (node, key, expect, left) in [
+            ("edge-1", &first, "Approved SameKey", 1),
+            ("edge-1", &second, "AwaitingApproval NameTaken", 1),
+            ("other", &second, "AwaitingApproval OtherName", 1),
+            ("edge-2", &second, "Approved Joins", 0),
+            ("edge-3", &second, "AwaitingApproval TokenSpent", 0),
+        ] {
+            let asked = stage.ask(&token, node, key);
+            stage.run();
+            assert_eq!((&*stage.shown(&asked), stage.uses(&secret)), (expect, Some(left)), "{node}");
+        }
+        // the API server removes old requests: then the Node holds the name
+        for name in stage.hub.names(&CERTIFICATE_REQUEST) {
+            stage.hub.delete(&CERTIFICATE_REQUEST, "", name.trim_start_matches('/'), Propagation::Background);
+        }
+        let (token, _) = stage.token("edge-1", None, false);
+        stage.hub.create(&NODE, json!({"metadata": {"name": "edge-1"}}));
+        let asked =
+            [stage.ask(&token, "edge-1", &first), stage.ask(&node("edge-1", &first, 0), "edge-1", &second)];
+        stage.run();
+        assert_eq!(asked.map(|name| stage.shown(&name)), ["AwaitingApproval NameTaken", "Approved Renews"]);
+    }
+}
+
+/// Two machines with one token that counts nothing ask for one name before a Node has it.
+#[test]
+fn only_the_first_key_gets_a_name_elsewhere() {
+    let mut stage = Stage::elsewhere();
+    let (token, _) = stage.token("a", None, false);
+    let asked: Vec<String> = (0..3).map(|_| stage.ask(&token, "a", &key())).collect();
+    stage.run();
+    let shown: Vec<String> = asked.iter().map(|name| stage.shown(name)).collect();
+    assert_eq!(shown, ["Approved Joins", "AwaitingApproval NameTaken", "AwaitingApproval NameTaken"]);
+    // a key that a person approved holds the name, too
+    let byhand = stage.ask(&Identity::new("someone", &["system:authenticated"]), "b", &key());
+    let approval = json!({"type": "Approved", "status": "True", "reason": "Seen"});
+    stage.hub.edit(&CERTIFICATE_REQUEST, "", &byhand, |found| {
+        found["status"]["conditions"] = json!([approval]);
+    });
+    let (token, _) = stage.token("b", Some(1), false);
+    let late = stage.ask(&token, "b", &key());
+    stage.run();
+    assert_eq!(stage.shown(&late), "AwaitingApproval NameTaken");
 }
 
 /// Another request for the same name, by a token, comes in at each moment.
