@@ -63,6 +63,7 @@ mod tests {
     mod config_rollouts;
     mod daemon_sets;
     mod design_document;
+    mod drain;
     mod hostile;
     mod maintenance;
     mod numbers;

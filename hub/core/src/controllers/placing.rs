@@ -46,7 +46,13 @@ pub(super) struct Node {
     is_on_trial: bool,
     /// When an update may stop a serving pod there.
     maintenance: Maintenance,
+    /// Namespace and name of the DaemonSet for which the hub cordoned it; empty: none.
+    pub(super) drained_for: String,
 }
+
+/// On a Node: `NAMESPACE/NAME` of the DaemonSet for whose update the hub cordoned it. What the hub did not cordon
+/// it does not uncordon.
+pub(super) const DRAINED_FOR: &str = "kedge.dev/drained-for";
 
 #[derive(Debug, Clone, PartialEq)]
 enum Maintenance {
@@ -77,6 +83,7 @@ impl Node {
             is_lost: condition(&value["status"], "Ready").is_some_and(|ready| ready["status"] == "Unknown"),
             pulls_ahead: text(&value, &["status", "nodeInfo", "kubeletVersion"]).contains(BUILD),
             is_on_trial: is_on_trial(&value),
+            drained_for: text(&value, &["metadata", "annotations", DRAINED_FOR]).to_owned(),
             maintenance: match text(&value, &["metadata", "annotations", MAINTENANCE_ANNOTATION]) {
                 "" => Maintenance::AtAnyTime,
                 found => {

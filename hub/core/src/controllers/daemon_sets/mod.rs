@@ -10,6 +10,7 @@
 //! update may go (`rollout`), deleting a set's objects (`garbage`).
 
 mod ahead;
+mod drain;
 mod history;
 mod known;
 mod rest;
@@ -50,7 +51,7 @@ pub use view::{phase, view};
 use words::{GENERATION, PAUSED};
 
 static INPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &NODE];
-static OUTPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &EVENT];
+static OUTPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &NODE, &EVENT];
 
 /// Annotation with the number of nodes that are set aside; absent for zero.
 const SET_ASIDE: &str = "kedge.dev/set-aside";
@@ -97,6 +98,8 @@ pub struct DaemonSets {
     nodes: BTreeMap<Box<str>, (u64, Node)>,
     /// Nodes that changed since they were read; `None`: all are to be read.
     changed_nodes: Option<BTreeSet<Box<str>>>,
+    /// Nodes that are drained, and the set that each is drained for.
+    drained: BTreeMap<Box<str>, String>,
     /// Sets to look at again at a given time, even if nothing changes.
     due: BTreeMap<(String, String), Duration>,
     log: Vec<Line>,
@@ -129,6 +132,10 @@ struct Set {
     telling: Telling,
 }
 
+/// The condition of a set whose pods do not fit some of its nodes.
+const MISFITS: &str = "PodsDoNotFit";
+/// Nodes in the message of that condition.
+const NAMED: usize = 5;
 const MAKE_A_POD: &str = "make a pod";
 
 /// The purpose of an action: the set that it is for.
@@ -205,7 +212,7 @@ impl Controller for DaemonSets {
             self.sets.values_mut().for_each(|set| set.known.shift(stalled, now.running));
         }
         let mut tasks = Vec::new();
-        if !self.queue.is_empty() {
+        if !(self.queue.is_empty() && self.drained.is_empty()) {
             self.read_nodes(world);
         }
         for _ in 0..SETS_PER_STEP {
@@ -213,6 +220,7 @@ impl Controller for DaemonSets {
             self.due.remove(&at);
             tasks.extend(self.reconcile_one(world, &at, now));
         }
+        tasks.extend(self.forsaken(world));
         let next = self.due.values().min().copied();
         Decision { tasks, guarded: None, more: !self.queue.is_empty(), next }
     }
@@ -329,7 +337,31 @@ impl DaemonSets {
             }
             changed.extend(before.into_keys());
         }
+        for name in &changed {
+            match self.nodes.get(name).map(|(_, node)| &node.drained_for).filter(|set| !set.is_empty()) {
+                Some(set) => drop(self.drained.insert(name.clone(), set.clone())),
+                None => drop(self.drained.remove(name)),
+            }
+        }
         self.sets.values_mut().for_each(|set| set.rows.nodes_changed(&changed));
+    }
+
+    /// Releases the nodes that are drained for a set which is gone, or selects them no longer.
+    fn forsaken(&self, world: &dyn World) -> Vec<Task<Purpose>> {
+        let mut tasks = Vec::new();
+        for (node, place) in &self.drained {
+            let (namespace, name) = place.split_once('/').unwrap_or_default();
+            let at = (namespace.to_owned(), name.to_owned());
+            let is_there = world.get(&DAEMON_SET, namespace, name).is_some_and(|set| !set.terminating);
+            let is_row = self.sets.get(&at).is_none_or(|set| set.rows.has(node));
+            if !is_there || !is_row {
+                let writes = None;
+                let (uid, tries) = (String::new(), Some(drain::UNCORDON.to_owned()));
+                let purpose = Purpose { set: at, uid, revision: 0, tries, deed: None, writes };
+                tasks.push(Task { purpose, action: drain::uncordon(node, place) });
+            }
+        }
+        tasks
     }
 
     fn reconcile_one(&mut self, world: &dyn World, at: &(String, String), now: Now) -> Vec<Task<Purpose>> {
@@ -741,7 +773,14 @@ impl Look<'_> {
             }
             ended += 1;
             let (allowed, pause) = (self.now.running + pause, (pause * 2).min(LONGEST_PAUSE));
-            set.ended.insert(pod.node.clone(), Ended { name: pod.name.clone(), allowed, pause });
+            let misfit = pod.misfit.clone();
+            if let Some((reason, _)) = misfit.split_once(':') {
+                let message = format!("Its pod does not fit node {} ({reason})", pod.node);
+                if set.told.1.insert(message.clone()) {
+                    tasks.push(self.event("Warning", "DoesNotFit", &message));
+                }
+            }
+            set.ended.insert(pod.node.clone(), Ended { name: pod.name.clone(), allowed, pause, misfit });
             let (sort, reason, what) = match pod.phase.as_str() {
                 "Failed" => ("Warning", "FailedDaemonPod", "failed"),
                 _ => ("Normal", "SucceededDaemonPod", "succeeded"),
@@ -762,6 +801,9 @@ impl Look<'_> {
         let known = &set.known;
         let runs = |node: &str| known.pods_on(node).iter().any(|pod| pod.ready_at.is_some());
         set.ended.retain(|node, ended| !runs(node) || ended.allowed + LONGEST_PAUSE > self.now.running);
+        let misfits = set.ended.iter().filter(|(node, ended)| !ended.misfit.is_empty() && !runs(node));
+        let misfits: Vec<String> =
+            misfits.map(|(node, ended)| format!("{node} ({})", ended.misfit)).collect();
         let current = Source {
             template: &self.value["spec"]["template"],
             spec: &wanted.spec,
@@ -787,6 +829,36 @@ impl Look<'_> {
         for (name, uid) in plan.end.iter().take(AT_ONCE) {
             tasks.push(counted(set, self.remove(&POD, name, uid), Deed::Ended, name));
         }
+        for (node, name, uid) in plan.drain.iter().take(AT_ONCE) {
+            match drain::step(self.world, wanted, node) {
+                drain::Step::Drained => {
+                    tasks.push(counted(set, self.remove(&POD, name, uid), Deed::Ended, name))
+                }
+                drain::Step::Cordon(edit) => {
+                    let (namespace, name, requires) = (String::new(), node.clone(), vec![self.unchanged()]);
+                    let action = Action::Update { kind: &NODE, namespace, name, edit, requires };
+                    tasks.push(self.task("cordon a node", action));
+                }
+                drain::Step::Evict(pods, waits) => {
+                    for pod in pods {
+                        let options =
+                            DeleteOptions { uid: Some(pod.uid.to_string()), ..DeleteOptions::default() };
+                        let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
+                        let requires = vec![self.unchanged()];
+                        let action = Action::Delete { kind: &POD, namespace, name, options, requires };
+                        tasks.push(self.task("drain a node", action));
+                    }
+                    if let Some(message) = waits
+                        && set.told.1.insert(message.clone())
+                    {
+                        tasks.push(self.event("Warning", "DrainWaits", &message));
+                    }
+                }
+            }
+        }
+        for node in plan.release.iter().take(AT_ONCE) {
+            tasks.push(self.task(drain::UNCORDON, drain::uncordon(node, &wanted.place)));
+        }
         for (name, uid, request) in plan.ask.iter().take(AT_ONCE) {
             tasks.push(self.ask(name, uid, request.clone()));
         }
@@ -794,7 +866,7 @@ impl Look<'_> {
             tasks.push(self.event(sort, reason, &message));
         }
         next = [next, set.telling.next()].into_iter().flatten().min();
-        tasks.extend(self.report(plan, verdict));
+        tasks.extend(self.report(plan, verdict, &misfits));
         if made.len().max(plan.end.len()).max(plan.ask.len()) > AT_ONCE {
             next = Some(self.now.running);
         }
@@ -842,7 +914,7 @@ impl Look<'_> {
     }
 
     /// Writes the status if it changed.
-    fn report(&self, plan: &Plan, verdict: &Verdict) -> Option<Task<Purpose>> {
+    fn report(&self, plan: &Plan, verdict: &Verdict, misfits: &[String]) -> Option<Task<Purpose>> {
         let found = &plan.status;
         let generation = self.value["metadata"]["generation"].clone();
         let fields = [
@@ -859,7 +931,21 @@ impl Look<'_> {
         let (state, reason) = if is_stopped { ("True", "TooManyFailures") } else { ("False", "GoesOn") };
         let message = verdict.stopped.clone().unwrap_or_default();
         let stop = json!({"type": rollout::STOPPED, "status": state, "reason": reason, "message": message});
+        let has_misfits = !misfits.is_empty();
+        let (state, reason) = if has_misfits { ("True", "NoRoom") } else { ("False", "Fits") };
+        let message = match misfits {
+            [] => String::new(),
+            all => {
+                let more = all.len().saturating_sub(NAMED);
+                let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+                format!("its pods do not fit these nodes: {}{more}", all[..all.len().min(NAMED)].join(", "))
+            }
+        };
+        let fit = json!({"type": MISFITS, "status": state, "reason": reason, "message": message});
         let apply = move |set: &mut Value, now: &str| {
+            if has_misfits || condition(&set["status"], MISFITS).is_some() {
+                set_condition(&mut set["status"], fit.clone(), now);
+            }
             // most sets never have this condition
             if is_stopped || condition(&set["status"], rollout::STOPPED).is_some() {
                 set_condition(&mut set["status"], stop.clone(), now);
@@ -1051,6 +1137,13 @@ fn wanted(
         proven,
         minds_failures,
         ahead,
+        drain: match annotation(words::DRAIN).trim() {
+            "" | "false" => update::Drain::Nothing,
+            "force" => update::Drain::All,
+            // the careful meaning of a value that nobody knows
+            _ => update::Drain::Controlled,
+        },
+        place: format!("{}/{}", text(set, &["metadata", "namespace"]), text(set, &["metadata", "name"])),
     }
 }
 

@@ -25,6 +25,8 @@ pub(super) struct Ended {
     /// When the next pod that ends may be replaced, and the pause after that.
     pub(super) allowed: Duration,
     pub(super) pause: Duration,
+    /// Why the node had no place for it; empty otherwise.
+    pub(super) misfit: String,
 }
 
 /// The state of a node at rest. Each has at most one pod of the set that is not being deleted.
@@ -195,6 +197,11 @@ impl Rows {
         }
     }
 
+    /// Whether a node runs a pod of the set, or should; `true` as long as nothing is judged.
+    pub(super) fn has(&self, node: &str) -> bool {
+        self.basis.is_none() || self.rows.contains_key(node) || self.changed.contains(node)
+    }
+
     /// From now on the rows are those of these settings.
     pub(super) fn keep(&mut self, wanted: Wanted, settings: Settings) {
         self.basis = Some((wanted, settings));
@@ -272,6 +279,10 @@ impl Rows {
 /// in each look.
 fn rest(here: &Here<'_>, by: &Basis<'_>) -> Option<(Rest, Option<Duration>)> {
     let (wanted, now) = (by.wanted, by.now);
+    // one that is drained is released in time
+    if here.node.drained_for == wanted.place {
+        return None;
+    }
     if !here.placed.runs || by.failures.has(&here.node.name) || by.settings.is_canary(here.node) {
         return None;
     }

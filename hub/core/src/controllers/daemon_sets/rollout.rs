@@ -21,7 +21,7 @@ use super::ahead::Step;
 use super::history::Revision;
 use super::rest::AtRest;
 use super::update::{Here, Pod, Strategy, Wanted};
-use super::words::{COMPLETE, PAUSED, PRE_PULL};
+use super::words::{COMPLETE, DRAIN, PAUSED, PRE_PULL};
 use crate::selector::Labels;
 use crate::value::text;
 
@@ -287,6 +287,10 @@ impl Settings {
         if !matches!(given(PRE_PULL), "" | "true" | "false") {
             let consequence = "the hub's default holds";
             wrong.push(complaint(PRE_PULL, given(PRE_PULL), "true or false", consequence));
+        }
+        if !matches!(given(DRAIN), "" | "true" | "false" | "force") {
+            let consequence = "nodes are drained as for true";
+            wrong.push(complaint(DRAIN, given(DRAIN), "true, force or false", consequence));
         }
         if !matches!(given(PAUSED), "" | "true" | "false") {
             wrong.push(complaint(PAUSED, given(PAUSED), "true or false", "the set is paused"));

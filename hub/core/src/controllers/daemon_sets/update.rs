@@ -38,6 +38,8 @@ use crate::value::{condition, text};
 const NAME_BYTES: usize = 44;
 /// Suffix of a pod that replaces another one while the old pod still runs.
 const SURGE_SUFFIX: &str = "-s";
+/// Between two looks at a node that is drained: the pods that leave it are not the set's.
+const DRAINS: Duration = Duration::from_secs(2);
 
 /// The fields of a pod that an update uses.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,6 +58,8 @@ pub(super) struct Pod {
     pub(super) has_served: bool,
     pub(super) phase: String,
     pub(super) trouble: Option<Trouble>,
+    /// Its node had no place for it: reason and message; empty otherwise.
+    pub(super) misfit: String,
     pub(super) is_terminating: bool,
     /// UID of its controller; empty if it has none.
     pub(super) controller: String,
@@ -88,6 +92,7 @@ impl Pod {
             has_served,
             phase: of(&["status", "phase"]),
             trouble: Trouble::read(&value["status"]),
+            misfit: misfit(&value["status"]),
             is_terminating: !text(value, &["metadata", "deletionTimestamp"]).is_empty(),
             controller: controller.map_or("", |owner| text(owner, &["uid"])).to_owned(),
             ahead: ahead::OfPod::read(value),
@@ -157,6 +162,17 @@ impl Pod {
     }
 }
 
+/// Why a node had no place for a pod: its resources, ports or labels.
+fn misfit(status: &Value) -> String {
+    let reason = text(status, &["reason"]);
+    let is_of_place = reason.starts_with("OutOf") || matches!(reason, "NodePorts" | "NodeAffinity");
+    if text(status, &["phase"]) != "Failed" || !is_of_place {
+        return String::new();
+    }
+    let message = kedge_api::excerpt(text(status, &["message"]));
+    if message.is_empty() { reason.to_owned() } else { format!("{reason}: {message}") }
+}
+
 /// The node that it runs on, or is pinned to.
 fn node_of(pod: &Value) -> String {
     let bound = text(pod, &["spec", "nodeName"]);
@@ -193,6 +209,19 @@ pub(super) struct Wanted {
     pub(super) minds_failures: bool,
     /// Images that nodes pull before their pod is stopped; `None` if nothing is pulled ahead.
     pub(super) ahead: Option<ahead::Request>,
+    /// Whether nodes are drained before their pod is stopped.
+    pub(super) drain: Drain,
+    /// Namespace and name, as a node that is drained for the set names it.
+    pub(super) place: String,
+}
+
+/// The pods that leave a node before an update stops the set's pod there. Pods of DaemonSets and static pods stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Drain {
+    Nothing,
+    /// Those with a controller, which makes them anew elsewhere. Others are waited for.
+    Controlled,
+    All,
 }
 
 /// The revision for nodes that must not get the current one.
@@ -227,6 +256,10 @@ pub(super) struct Plan {
     /// Name and UID of each pod with a changed request to its node: the annotation to pull images ahead, or
     /// `None` to withdraw it.
     pub(super) ask: Vec<(String, String, Option<String>)>,
+    /// Node, name and UID of each pod to end once its node is drained.
+    pub(super) drain: Vec<(String, String, String)>,
+    /// Nodes that are drained for the set and need not be any more.
+    pub(super) release: Vec<String>,
     /// Pods that ended by themselves, each with its node.
     pub(super) ended: Vec<Pod>,
     pub(super) status: Status,
@@ -403,6 +436,7 @@ impl Planner<'_> {
             Strategy::Rolling { .. } => self.replace(heres, unavailable.max(1)),
         }
         self.take_back(heres);
+        self.release(heres);
         self.plan
     }
 
@@ -497,8 +531,9 @@ impl Planner<'_> {
                 }
                 (Some(_), None) if may_serve && !here.maintained.is_open => self.await_window(here),
                 (Some(old), None) if old.ready_since.is_some() => {
-                    // a node that already pulls keeps its turn
-                    candidates.push(((!self.is_asked(old), self.rank(old)), here));
+                    // a node that already pulls, or is drained, keeps its turn
+                    let is_begun = self.is_asked(old) || self.is_drained(here);
+                    candidates.push(((!is_begun, self.rank(old)), here));
                 }
                 // the node may just be back, with many others
                 (Some(_), None) if may_serve => unheard.push(here),
@@ -539,14 +574,43 @@ impl Planner<'_> {
         let Some(old) = here.old.first() else { return };
         let step = self.wanted.ahead.as_ref().map_or(Step::Unneeded, |request| request.step(old, here.node));
         match step {
-            Step::Unneeded | Step::Pulled => self.end(old),
+            Step::Unneeded | Step::Pulled => self.end_serving(here, old),
             Step::Ask(request) => self.plan.ask.push((old.name.clone(), old.uid.clone(), Some(request))),
             Step::Silent => match old.watch.asked().unwrap_or(self.now) + ANSWERS {
-                over if over <= self.now => self.end(old),
+                over if over <= self.now => self.end_serving(here, old),
                 over => self.plan.next = Some(self.plan.next.map_or(over, |next| next.min(over))),
             },
             // wait also for a node that is slow or cannot pull: stopping its pod would not speed it up
             Step::Pulling(_) | Step::Failing(_) => {}
+        }
+    }
+
+    /// Ends a pod that may serve, after its node is drained if the set wants that.
+    fn end_serving(&mut self, here: &Here<'_>, old: &Pod) {
+        if self.wanted.drain == Drain::Nothing {
+            return self.end(old);
+        }
+        self.plan.drain.push((here.node.name.clone(), old.name.clone(), old.uid.clone()));
+        let again = self.now + DRAINS;
+        self.plan.next = Some(self.plan.next.map_or(again, |next| next.min(again)));
+    }
+
+    fn is_drained(&self, here: &Here<'_>) -> bool {
+        here.node.drained_for == self.wanted.place
+    }
+
+    /// Releases nodes that were drained: the next pod is available there, or the old one stays.
+    fn release(&mut self, heres: &[Here<'_>]) {
+        for here in heres {
+            if !self.is_drained(here) {
+                continue;
+            }
+            let drains = self.plan.drain.iter().any(|(node, ..)| *node == here.node.name);
+            let mut pods = here.old.iter().chain(&here.new);
+            let serves = pods.any(|pod| self.is_available(pod) && !self.ending.contains(&pod.uid));
+            if !here.placed.runs || serves && !drains {
+                self.plan.release.push(here.node.name.clone());
+            }
         }
     }
 
@@ -668,6 +732,8 @@ mod tests {
             proven: None,
             minds_failures: true,
             ahead: None,
+            drain: Drain::Nothing,
+            place: "n/d".into(),
         }
     }
 
@@ -694,6 +760,7 @@ mod tests {
                 has_served: since.is_some() || state == "unheard",
                 phase: if state == "failed" { "Failed" } else { "Running" }.into(),
                 trouble: None,
+                misfit: String::new(),
                 is_terminating: state == "ending",
                 controller: "u".into(),
                 ahead: ahead::OfPod::default(),

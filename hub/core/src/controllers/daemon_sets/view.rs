@@ -146,6 +146,7 @@ fn row<'a>(
             "paused" => ", the set is paused",
             _ if !wanted.is_rolling => " until it is deleted",
             _ if is_held => ", waits for the canaries",
+            _ if serves && here.node.drained_for == wanted.place => ", its node is drained first",
             _ if serves && !here.maintained.is_open => {
                 return (old, "waits", format!("{what}, {}", here.node.maintenance()));
             }

@@ -10,6 +10,8 @@ pub(super) const PAUSED: &str = "kedge.dev/paused";
 pub(super) const HASH: &str = "controller-revision-hash";
 /// `false`: pods are stopped before the new images are there; absent: by the hub's default.
 pub(super) const PRE_PULL: &str = "kedge.dev/pre-pull";
+/// Whether a node is drained before an update stops the set's pod there.
+pub(super) const DRAIN: &str = "kedge.dev/drain-before-update";
 /// On a revision: the state of its rollout, a `recorded::Record`.
 pub(super) const RECORD: &str = "kedge.dev/rollout";
 /// On a revision: its number when its rollout was last seen complete.
