@@ -29,6 +29,7 @@ pub mod process;
 pub mod programs;
 pub mod real_registry;
 pub mod registry;
+pub mod rollout_scenarios;
 pub mod scratch;
 pub mod signals;
 pub mod small_machine;

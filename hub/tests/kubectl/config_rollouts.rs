@@ -53,7 +53,7 @@ fn act(admin: &mut Client, name: &str) {
 }
 
 /// A source as a node reports it.
-fn with_version(source: &Value) -> Value {
+pub(crate) fn with_version(source: &Value) -> Value {
     let mut source = source.clone();
     source["configMap"]["uid"] = "u".into();
     source["configMap"]["resourceVersion"] = "1".into();
@@ -193,6 +193,61 @@ fn nodes_do_not_choose_their_configuration() {
             &["forbidden"],
         );
     });
+}
+
+/// A stop outlasts hubs that are killed, and a restore of a backup from then, although an undo came after it.
+/// A new node, which gets the complete revision, shows each time that the controller is at work.
+#[test]
+fn stop_outlasts_kills_and_a_restore() {
+    let mut hub = Hub::with(&PATIENT);
+    let Some(kubectl) = hub.find_kubectl("1.36") else { return };
+    with_rollout(&hub, &kubectl);
+    let data = json!({"data": {"kubelet": "bad 2"}});
+    kubectl.ok(&format!("patch configmap shop-settings -n kedge-fleet --type merge -p '{data}'"));
+    nodes_act_until(&hub, &kubectl, "Stopped");
+    let mut added = 0;
+    let mut check = |hub: &Hub, when: &str| {
+        let mut admin = hub.admin();
+        added += 1;
+        let name = format!("new-{added}");
+        admin.post("/api/v1/nodes", &node(&name)).expect(201);
+        crate::programs::until(|| {
+            !admin.get(&format!("/api/v1/nodes/{name}")).expect(200)["spec"]["configSource"].is_null()
+        });
+        let text_of = |admin: &mut Client, name: &str| {
+            let node = admin.get(&format!("/api/v1/nodes/{name}")).expect(200);
+            let map = node["spec"]["configSource"]["configMap"]["name"].as_str().unwrap().to_owned();
+            let map = admin.get(&format!("/api/v1/namespaces/kedge-fleet/configmaps/{map}")).expect(200);
+            map["data"]["kubelet"].as_str().unwrap().to_owned()
+        };
+        assert_eq!(text_of(&mut admin, &name), "good 1", "{when}");
+        act(&mut admin, &name);
+        assert_eq!(text_of(&mut admin, "edge-2"), "good 1", "{when}");
+        let phase =
+            admin.get("/apis/fleet.kedge.dev/v1/configrollouts/shops").expect(200)["status"]["phase"].clone();
+        assert_eq!(phase, "Stopped", "{when}");
+    };
+    for round in 0..2 {
+        hub.restart("KILL");
+        check(&hub, &format!("after kill {round}"));
+    }
+    let backup = hub.data_dir.join("../backup-of-the-stop");
+    let made = hub.command(&["backup", backup.to_str().unwrap()]);
+    assert_eq!(made.code, Some(0), "{}", made.err);
+    hub.find_kubectl("1.36").unwrap().ok("annotate cro shops fleet.kedge.dev/undo-to=0");
+    {
+        let mut admin = hub.admin();
+        crate::programs::until(|| {
+            ["edge-1", "edge-2", "new-1", "new-2"].iter().for_each(|name| act(&mut admin, name));
+            admin.get("/apis/fleet.kedge.dev/v1/configrollouts/shops").expect(200)["status"]["phase"]
+                == "Complete"
+        });
+    }
+    hub.stop("TERM");
+    let restored = hub.command(&["restore", backup.to_str().unwrap()]);
+    assert_eq!(restored.code, Some(0), "{}", restored.err);
+    hub.restart("TERM");
+    check(&hub, "after a restore");
 }
 
 /// `kedge-hub controllers` as a process; killed when dropped.

@@ -14,6 +14,7 @@ mod nodes;
 mod programs;
 mod prometheus;
 mod rights;
+mod rollout_scenarios;
 #[path = "../server/mod.rs"]
 mod server;
 mod shapes;

@@ -70,6 +70,14 @@ fn find(version: &str) -> Option<PathBuf> {
     }
 }
 
+/// The newest kubectl with another server's kubeconfig, if it was fetched; `folder` gets its home.
+pub(crate) fn kubectl_for(kubeconfig: &std::path::Path, folder: &std::path::Path) -> Option<Kubectl> {
+    let version = VERSIONS[VERSIONS.len() - 1];
+    let home = folder.join("home");
+    fs::create_dir_all(&home).unwrap();
+    find(version).map(|program| Kubectl { version, program, kubeconfig: kubeconfig.to_owned(), home })
+}
+
 impl Hub {
     /// The administrator's kubectl of this version, if it was fetched.
     pub(crate) fn find_kubectl(&self, version: &'static str) -> Option<Kubectl> {

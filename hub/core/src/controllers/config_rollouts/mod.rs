@@ -39,7 +39,7 @@ use crate::value::{condition, rfc3339, set_condition, text};
 use daemons::{DaemonPod, Daemons};
 use history::{KEY, OF, Revision};
 use kedge_api::{CLUSTER_EVENT_NAMESPACE, CONFIG_SOURCE_ANNOTATION, ROLLOUT_ANNOTATION};
-use node::{Assigned, BEFORE, Facts, State, Watch, Why};
+use node::{Assigned, BEFORE, Facts, SET_ASIDE, State, Watch, Why};
 use plan::{Plan, Progress, Row};
 use settings::{RESUME, Settings};
 pub use view::view;
@@ -504,6 +504,7 @@ impl Look<'_> {
             passed,
             may_update: may_assign && !is_stopped && (problem.is_none() || update.is_complete),
             may_complete: may_assign && complete.as_ref().is_some_and(|name| *name != update.name),
+            is_stopped,
             most: self.most,
             tolerated: self.most_failures(counts) + update.record.forgiven,
             now: self.now.running,
@@ -731,6 +732,9 @@ impl Look<'_> {
             maintained.stays.into_iter().for_each(|stays| at(self.now.running + stays));
             return State::Closed;
         }
+        if !facts.node.drained_for.is_empty() && !facts.is_out() {
+            return State::Busy;
+        }
         // one that is out by this rollout's doing already is not waited for
         if let Some(over) = self.daemons.are_busy(name, self.now.running).filter(|_| !facts.is_out()) {
             at(over);
@@ -900,6 +904,13 @@ impl Look<'_> {
             "Complete" => (phase, phase, format!("revision {name} is on {} nodes", counts.updated)),
             "Soaking" => (phase, phase, format!("revision {name}: batch {batch} of {batches} soaks")),
             _ if counts.selected == 0 => (phase, "NoNodes", "no node is selected".to_owned()),
+            _ if plan.is_used_up => {
+                let message = format!(
+                    "revision {name}: other nodes wait until those that failed ({}) are well or have the annotation {SET_ASIDE}, for these use up maxUnavailable",
+                    counts.failed
+                );
+                (phase, "BudgetUsedUp", message)
+            }
             _ if plan.has_nobody => {
                 let message = format!("revision {name}: no node of batch {batch} of {batches} is there");
                 (phase, "EmptyBatch", message)

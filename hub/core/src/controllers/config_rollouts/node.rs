@@ -21,11 +21,14 @@ use kedge_api::{CONFIG_OK, CONFIG_SOURCE_ANNOTATION, CONFIG_STATUS_ANNOTATION, R
 /// served there.
 pub(super) const BEFORE: &str = "fleet.kedge.dev/before";
 /// Annotation of a Node, with any value: rollouts leave the node out.
-const SET_ASIDE: &str = "fleet.kedge.dev/set-aside";
+pub(super) const SET_ASIDE: &str = "fleet.kedge.dev/set-aside";
 /// A node must be worse for this long before it counts as failed: agents restart within it.
 const SETTLES: Duration = Duration::from_secs(60);
 /// The same for pods that served before: an image may have to be pulled again.
 pub(super) const SERVES_AGAIN: Duration = Duration::from_secs(10 * 60);
+/// How long a node that changes its system may be away before it counts as lost: a slow board tries to start
+/// three times.
+const REBOOTS: Duration = Duration::from_secs(15 * 60);
 /// Longest reason of a failure in a message.
 const REASON_BYTES: usize = 120;
 
@@ -67,6 +70,8 @@ pub(super) struct Facts {
     /// The DaemonSets that served when it was assigned the revision.
     pub(super) served: Vec<String>,
     pub(super) is_set_aside: bool,
+    /// By its last report it fetches another system, or starts it: it reboots for that.
+    changes_system: bool,
     pub(super) version: Option<[u32; 6]>,
 }
 
@@ -101,6 +106,8 @@ impl Facts {
             before: named.fold(0, |all, name| all | bits(|sort, _| name == sort)),
             served: served.filter_map(|set| set.as_str().map(str::to_owned)).collect(),
             is_set_aside: value["metadata"]["annotations"].get(SET_ASIDE).is_some(),
+            changes_system: condition(&value["status"], "SystemOK")
+                .is_some_and(|found| found["status"] == "Unknown"),
             version: version_numbers(text(&value, &["status", "nodeInfo", "kubeletVersion"])),
         }
     }
@@ -232,6 +239,7 @@ pub(super) struct Watch {
     pub(super) good: Option<Duration>,
     worse: Option<Duration>,
     unserved: Option<Duration>,
+    lost: Option<Duration>,
     /// How long it has tried, without the time in which it was away or outside its windows.
     spent: Duration,
     /// When `spent` was last counted, if it grows.
@@ -264,6 +272,7 @@ impl Watch {
         let trouble = facts.new_trouble().filter(|_| !facts.node.is_lost);
         self.worse = trouble.and(self.worse.or(Some(now)));
         self.unserved = (!look.serves && !facts.node.is_lost).then(|| self.unserved.unwrap_or(now));
+        self.lost = facts.node.is_lost.then(|| self.lost.unwrap_or(now));
         let mut is_over = |since: Option<Duration>, limit: Duration| {
             let Some(over) = since.map(|since| since + limit) else { return false };
             if over > now {
@@ -271,7 +280,9 @@ impl Watch {
             }
             over <= now
         };
-        let why = if facts.node.is_lost && !is_promoted {
+        let is_gone =
+            !is_promoted && facts.node.is_lost && (!facts.changes_system || is_over(self.lost, REBOOTS));
+        let why = if is_gone {
             Some(Why::Lost)
         } else if facts.refuses(look.revision) {
             Some(Why::Refused(facts.config_reason.clone()))
@@ -301,7 +312,7 @@ impl Watch {
 
     /// The hub stood still for `by` and received nothing: that time does not count.
     pub(super) fn shift(&mut self, by: Duration, now: Duration) {
-        let all = [&mut self.worse, &mut self.unserved, &mut self.good, &mut self.counts];
+        let all = [&mut self.worse, &mut self.unserved, &mut self.good, &mut self.counts, &mut self.lost];
         for since in all.into_iter().flatten() {
             *since = (*since + by).min(now);
         }

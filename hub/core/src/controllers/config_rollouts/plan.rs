@@ -52,6 +52,8 @@ pub(super) struct Progress {
     pub(super) may_update: bool,
     /// The complete revision may be assigned to nodes that do not get the update yet.
     pub(super) may_complete: bool,
+    /// The update is stopped: nodes whose turn it is get the complete revision, too, if they have another one.
+    pub(super) is_stopped: bool,
     /// Most assignments.
     pub(super) most: usize,
     /// Failures that the update tolerates.
@@ -70,8 +72,10 @@ pub(super) struct Plan<'a> {
     pub(super) is_complete: bool,
     /// The batch under way waits for this time to be over.
     pub(super) soaks_until: Option<Duration>,
-    /// Each node that is there has the update.
+    /// Each node that is there is assigned the update and has tried it, with or without success.
     pub(super) is_everywhere: bool,
+    /// Nodes wait, and failed ones use up the budget.
+    pub(super) is_used_up: bool,
     /// There are more nodes to assign at once.
     pub(super) has_more: bool,
     /// The batch under way waits for a node that matches it.
@@ -116,7 +120,8 @@ pub(super) fn plan<'a>(settings: &Settings, rows: &[Row<'a>], progress: &Progres
     }
     if progress.may_complete {
         rows.iter().filter(|row| row.is_out && row.has_refused()).for_each(|row| turns.note_back(row));
-        let behind = held.iter().filter(is_waiting).filter(|row| !row.has_complete);
+        let turn = if progress.is_stopped { &open[..] } else { &[] };
+        let behind = held.iter().chain(turn).filter(is_waiting).filter(|row| !row.has_complete);
         let (first, then): (Vec<_>, Vec<_>) = behind.partition(|row| row.is_out || row.is_new);
         for row in first.into_iter().chain(then) {
             if turns.take(row, row.is_out || row.is_new) {
@@ -125,8 +130,11 @@ pub(super) fn plan<'a>(settings: &Settings, rows: &[Row<'a>], progress: &Progres
         }
     }
     plan.has_more = turns.has_more;
+    let takes = turns.has_more || !plan.update.is_empty() || !plan.complete.is_empty();
+    let waits = open.iter().any(|row| row.state == State::Waiting);
+    plan.is_used_up = progress.may_update && waits && !takes && tally.trying == 0 && tally.failed > 0;
     let is_settled = tally.trying == 0 && open.is_empty() && tally.failed <= progress.tolerated;
-    plan.is_everywhere = is_settled && held.is_empty();
+    plan.is_everywhere = tally.trying == 0 && open.is_empty() && held.is_empty();
     match settings.batches.get(progress.passed) {
         None => match tally.latest.map(|since| since + settings.stays) {
             _ if !(is_settled && held.is_empty()) => {}
@@ -313,6 +321,7 @@ mod tests {
             passed,
             may_update: true,
             may_complete: true,
+            is_stopped: false,
             most: 50,
             tolerated: 0,
             now: Duration::from_secs(190),

@@ -1,11 +1,14 @@
 //! Rollouts of configurations, rule by rule: nodes with agents of a few lines, which follow the text of their
 //! configuration.
 
-use std::collections::BTreeSet;
+use std::cell::Cell;
+use std::collections::{BTreeSet, VecDeque};
 
+use kedge_rig::rollout_scenarios::{self, Stage};
 use serde_json::{Value, json};
 
 use super::Hub;
+use super::design_document::OneByOne;
 use crate::controllers::config_rollouts::{Assignment, ConfigRollouts, view};
 use crate::controllers::daemon_sets::{DaemonSets, Defaults};
 use crate::controllers::{Controller as _, World};
@@ -453,6 +456,37 @@ fn undo_is_a_new_revision_with_old_content() {
     assert_eq!((shops.with("good-2"), numbers(&shops)), (2, vec![3, 4]));
 }
 
+/// A node that fails under an undo is shown; it keeps the undo neither from its end nor from saying what it waits for.
+#[test]
+fn undo_of_a_small_fleet_ends_although_a_node_fails() {
+    let undone_at = |reached: usize| {
+        let mut shops = settled(3, json!({"maxUnavailable": 1}));
+        shops.push("good-2");
+        shops.steps(40);
+        assert_eq!((shops.with("good-2"), shops.phase()), (3, "Complete".into()));
+        shops.annotate("fleet.kedge.dev/undo-to", "0");
+        while shops.with("good-1") < reached {
+            shops.step();
+        }
+        let name = format!("n{:02}", reached - 1);
+        shops.hub.edit(&NODE, "", &name, |node| set(node, "SystemOK", "False", ""));
+        shops.steps(20);
+        shops
+    };
+    let shops = undone_at(3);
+    assert_eq!((shops.phase(), shops.counts()), ("Complete".into(), "2/3 updated, 1 failed".into()));
+    // two nodes wait for the budget that the first one uses up
+    let mut shops = undone_at(1);
+    assert_eq!((shops.phase(), shops.with("good-1")), ("Progressing".into(), 1));
+    let message = shops.message("Progressing");
+    assert!(message.contains("those that failed (1) are well or have the annotation"), "{message}");
+    shops.hub.edit(&NODE, "", "n00", |node| {
+        node["metadata"]["annotations"]["fleet.kedge.dev/set-aside"] = "by hand".into();
+    });
+    shops.steps(20);
+    assert_eq!((shops.phase(), shops.counts()), ("Complete".into(), "2/3 updated, 0 failed".into()));
+}
+
 /// Somebody repairs the source while an undo, or a rollback, is decided.
 #[test]
 fn undo_writes_over_no_repair() {
@@ -542,6 +576,20 @@ fn new_and_returning_nodes_get_the_complete_revision() {
     assert_eq!((shops.text_of(&back), promoted(&back) == assigned(&back)), ("good-2".into(), true));
 }
 
+/// Also where the stopped revision had no batches left, so that it would have been their turn.
+#[test]
+fn new_nodes_of_a_stopped_rollout_get_the_complete_revision() {
+    let mut shops = settled(3, json!({"maxUnavailable": 1}));
+    shops.push("bad-2");
+    shops.steps(3);
+    assert_eq!((shops.phase(), shops.with("bad-2")), ("Stopped".into(), 1));
+    shops.add_node("n77", false);
+    shops.restart();
+    shops.steps(3);
+    assert_eq!((shops.phase(), shops.text_of(&shops.node("n77"))), ("Stopped".into(), "good-1".into()));
+    assert_eq!(shops.with("bad-2"), 1);
+}
+
 #[test]
 fn nodes_that_are_left_out_do_not_hold_it_up() {
     let mut shops = settled(6, json!({"maxUnavailable": 6}));
@@ -594,6 +642,63 @@ fn window_of_a_node_is_waited_for() {
     shops.hub.wall += time::Duration::hours(15);
     shops.steps(12);
     assert_eq!(shops.phase(), "Complete", "{}", shops.status());
+}
+
+/// A configuration that names another system: its nodes fetch it, reboot, and promote both together.
+#[test]
+fn wave_waits_for_the_systems_of_its_nodes() {
+    let fetching = |strategy: Value| {
+        let mut shops = settled(6, strategy);
+        shops.push("hangs-2");
+        shops.steps(2);
+        for name in ["n00", "n01"] {
+            shops.hub.edit(&NODE, "", name, |node| set(node, "SystemOK", "Unknown", "Fetching"));
+        }
+        shops.steps(30);
+        assert_eq!((shops.phase(), shops.with("hangs-2")), ("Progressing".into(), 2));
+        ["n00", "n01"].into_iter().for_each(|name| shops.silence(name));
+        shops
+    };
+    let strategy = || json!({"maxUnavailable": 2, "batches": [canary("0s")]});
+    // both reboot for fourteen minutes
+    let mut shops = fetching(strategy());
+    shops.steps(84);
+    assert_eq!((shops.phase(), shops.with("hangs-2")), ("Progressing".into(), 2), "{}", shops.status());
+    for name in ["n00", "n01"] {
+        shops.hear(name);
+        shops.hub.edit(&NODE, "", name, |node| {
+            report(node, "good");
+            set(node, "SystemOK", "True", "Wanted");
+        });
+    }
+    shops.steps(10);
+    assert_eq!((shops.with("hangs-2"), shops.most_out), (4, 2), "the next nodes have their turn");
+    // their system is refused after all
+    shops.hub.edit(&NODE, "", "n02", |node| set(node, "SystemOK", "False", "BadSystem"));
+    shops.steps(10);
+    assert_eq!((shops.phase(), shops.with("hangs-2")), ("Stopped".into(), 4));
+    assert!(shops.message("Stopped").contains("n02 (its system)"), "{}", shops.message("Stopped"));
+    // one that is away for longer is lost
+    let mut shops = fetching(strategy());
+    shops.steps(100);
+    assert_eq!((shops.phase(), shops.with("hangs-2")), ("Stopped".into(), 2));
+    assert!(shops.message("Stopped").contains("n00 (node lost)"), "{}", shops.message("Stopped"));
+}
+
+#[test]
+fn drained_node_is_not_taken() {
+    let mut shops = settled(3, json!({"maxUnavailable": 3}));
+    shops.hub.edit(&NODE, "", "n01", |node| {
+        node["metadata"]["annotations"]["kedge.dev/drained-for"] = "n/agent".into();
+    });
+    shops.push("good-2");
+    shops.steps(20);
+    assert_eq!(shops.with("good-2"), 2);
+    shops.hub.edit(&NODE, "", "n01", |node| {
+        node["metadata"]["annotations"].as_object_mut().unwrap().remove("kedge.dev/drained-for");
+    });
+    shops.steps(20);
+    assert_eq!((shops.with("good-2"), shops.phase()), (3, "Complete".into()));
 }
 
 #[test]
@@ -830,4 +935,183 @@ fn look_reads_only_what_changed() {
     // and 50 that were assigned a configuration meanwhile
     assert!(shops.controller.parsed <= parsed + 1 + 110, "{} after {parsed}", shops.controller.parsed);
     assert!(World::list(&shops.hub.index, &POD, "").is_empty());
+}
+
+/// Objects read and nodes parsed by each look: after a report of one node, its loss and its return, after an
+/// edit, and after the nodes of the first turn were assigned.
+fn costs(count: usize) -> Vec<(usize, usize)> {
+    let mut hub = Hub::with_namespace();
+    for name in [FLEET, "default"] {
+        hub.create(&NAMESPACE, json!({"metadata": {"name": name}}));
+    }
+    hub.changes = Some(Vec::new());
+    let (controller, silent) = (ConfigRollouts::default(), BTreeSet::new());
+    let mut shops = Shops { hub, controller, second: 0, most_out: 0, silent };
+    (0..count).for_each(|index| shops.add_node(&format!("n{index:04}"), false));
+    shops.push("good-1");
+    shops.hub.create(&CONFIG_ROLLOUT, rollout(json!({"maxUnavailable": "100%", "completeAfter": "0s"})));
+    shops.controller.sweep(&shops.hub.index);
+    while shops.phase() != "Complete" {
+        shops.step();
+        assert!(shops.second < 10_000, "{}", shops.status());
+    }
+    shops.steps(3);
+    let mut costs = Vec::new();
+    let mut look = |shops: &mut Shops| {
+        shops.second += STEP;
+        shops.hub.tell(&mut shops.controller);
+        let (now, parsed) = (shops.hub.now(shops.second), shops.controller.parsed);
+        let world = OneByOne { hub: &shops.hub, reads: Cell::new(0) };
+        let tasks = shops.controller.reconcile(&world, now).tasks;
+        costs.push((world.reads.get(), shops.controller.parsed - parsed));
+        let mut tasks = VecDeque::from(tasks);
+        while let Some(task) = tasks.pop_front() {
+            tasks.extend(shops.hub.act(&mut shops.controller, task, now));
+        }
+    };
+    shops.hub.edit(&NODE, "", "n0099", |node| set(node, "MemoryPressure", "True", ""));
+    look(&mut shops);
+    shops.silence("n0098");
+    look(&mut shops);
+    shops.hear("n0098");
+    look(&mut shops);
+    shops.push("good-2");
+    (0..5).for_each(|_| look(&mut shops));
+    assert_eq!(shops.with("good-2"), 150, "three turns");
+    costs
+}
+
+/// A look costs what changed, however many nodes there are.
+#[test]
+fn look_reads_as_much_in_a_fleet_ten_times_as_large() {
+    let small = costs(200);
+    assert!(small.iter().all(|(reads, parsed)| *reads <= 60 && *parsed <= 50), "{small:?}");
+    assert_eq!(small[..3].iter().map(|(_, parsed)| *parsed).collect::<Vec<_>>(), [1, 1, 1], "{small:?}");
+    assert_eq!(costs(2000), small);
+}
+
+/// A canary that reports what it did not do hurts itself alone: the other canary still stops the revision.
+#[test]
+fn node_that_lies_about_a_promotion_hurts_itself_alone() {
+    let mut shops = settled(8, json!({"maxUnavailable": 4, "batches": [canary("60s")]}));
+    shops.push("bad-2");
+    shops.second += STEP;
+    shops.hub.run_at(&mut shops.controller, shops.second);
+    shops.hub.edit(&NODE, "", "n00", |node| report(node, "good"));
+    shops.steps(30);
+    assert_eq!((shops.phase(), shops.with("bad-2")), ("Stopped".into(), 2));
+    assert!(
+        shops.message("Stopped").contains("1 node failed, more than 0: n01"),
+        "{}",
+        shops.message("Stopped")
+    );
+}
+
+/// The safe side: a rollout stops. A person sets the node aside, and it counts nowhere.
+#[test]
+fn node_that_lies_about_a_failure_is_set_aside() {
+    let mut shops = settled(8, json!({"maxUnavailable": 4, "batches": [canary("0s")]}));
+    shops.push("good-2");
+    shops.second += STEP;
+    shops.hub.run_at(&mut shops.controller, shops.second);
+    shops.hub.edit(&NODE, "", "n00", |node| report(node, "bad"));
+    shops.steps(5);
+    assert_eq!((shops.phase(), shops.with("good-2")), ("Stopped".into(), 2));
+    shops.hub.edit(&NODE, "", "n00", |node| {
+        node["metadata"]["annotations"]["fleet.kedge.dev/set-aside"] = "lies".into();
+    });
+    shops.steps(5);
+    assert_eq!(shops.phase(), "Stopped", "it stays stopped until a person says so");
+    shops.annotate("fleet.kedge.dev/resume", "1");
+    shops.steps(60);
+    assert_eq!((shops.phase(), shops.counts()), ("Complete".into(), "7/8 updated, 0 failed".into()));
+}
+
+/// Each edit that is seen becomes a revision, and the store keeps few of them; of edits between two looks only
+/// the last is seen.
+#[test]
+fn many_edits_make_few_revisions() {
+    let mut shops = settled(4, json!({"maxUnavailable": 1, "batches": [canary("1h")]}));
+    for number in 0..1000 {
+        shops.push(&format!("good-x{number}"));
+        if number % 10 == 9 {
+            shops.step();
+        }
+    }
+    shops.steps(5);
+    let reached: BTreeSet<String> = shops.nodes().iter().map(|node| shops.text_of(node)).collect();
+    // the source, ten of the history, and what nodes have or may fall back to
+    assert!(shops.maps() <= 1 + 11 + 2 * 4, "{} ConfigMaps", shops.maps());
+    assert!(shops.status()["revisions"].as_array().unwrap().len() <= 11 + 2 * 4);
+    assert!(
+        reached.contains("good-1") && shops.with("good-1") >= 2,
+        "the others wait for the canaries: {reached:?}"
+    );
+    assert!(shops.reasons().len() < 400, "{}", shops.reasons().len());
+}
+
+/// The controller alone, as a stage of the scenarios that also run on a hub and beside another API server.
+struct Alone(Option<Shops>);
+
+impl Alone {
+    fn shops(&mut self) -> &mut Shops {
+        self.0.get_or_insert_with(|| {
+            let mut shops = Shops::new(0, json!({}));
+            shops.hub.delete(&CONFIG_ROLLOUT, "", "shops", Propagation::Unset);
+            shops
+        })
+    }
+}
+
+impl Stage for Alone {
+    fn add_nodes(&mut self, count: usize) {
+        (0..count).for_each(|index| self.shops().add_node(&format!("n{index}"), index == 0));
+    }
+
+    fn create(&mut self, strategy: Value) {
+        self.shops().hub.create(&CONFIG_ROLLOUT, rollout(strategy));
+    }
+
+    fn push(&mut self, text: &str) {
+        self.shops().push(text);
+    }
+
+    fn annotate(&mut self, key: &str, value: &str) {
+        self.shops().annotate(key, value);
+    }
+
+    fn pause(&mut self, is_paused: bool) {
+        self.shops().edit(|rollout| rollout["spec"]["paused"] = is_paused.into());
+    }
+
+    fn assign_by_hand(&mut self, node: &str) {
+        let source = json!({"configMap": {"namespace": "n", "name": "mine", "kubeletConfigKey": "kubelet"}});
+        self.shops().hub.edit(&NODE, "", node, |node| node["spec"]["configSource"] = source.clone());
+    }
+
+    fn restart(&mut self) {
+        self.shops().restart();
+    }
+
+    fn step(&mut self) {
+        self.shops().step();
+    }
+
+    fn status(&mut self) -> Value {
+        self.shops().status()
+    }
+
+    fn texts(&mut self) -> Vec<String> {
+        let shops = self.shops();
+        shops.nodes().iter().map(|node| shops.text_of(node)).collect()
+    }
+
+    fn patience(&self) -> usize {
+        200
+    }
+}
+
+#[test]
+fn scenarios_hold_for_the_controller_alone() {
+    rollout_scenarios::all().for_each(|scenario| scenario.run(&mut Alone(None)));
 }

@@ -102,9 +102,9 @@ fn nodes_that_come_and_go_get_one_pod_at_most() {
 }
 
 /// A world that counts the objects read: the cost of a look must not depend on how many exist.
-struct OneByOne<'a> {
-    hub: &'a Hub,
-    reads: Cell<usize>,
+pub(super) struct OneByOne<'a> {
+    pub(super) hub: &'a Hub,
+    pub(super) reads: Cell<usize>,
 }
 
 impl Objects for OneByOne<'_> {
