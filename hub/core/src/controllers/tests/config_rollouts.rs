@@ -983,11 +983,11 @@ fn costs(count: usize) -> Vec<(usize, usize)> {
 
 /// A look costs what changed, however many nodes there are.
 #[test]
-fn look_reads_as_much_in_a_fleet_ten_times_as_large() {
-    let small = costs(200);
+fn look_reads_as_much_in_a_larger_fleet() {
+    let small = costs(160);
     assert!(small.iter().all(|(reads, parsed)| *reads <= 60 && *parsed <= 50), "{small:?}");
     assert_eq!(small[..3].iter().map(|(_, parsed)| *parsed).collect::<Vec<_>>(), [1, 1, 1], "{small:?}");
-    assert_eq!(costs(2000), small);
+    assert_eq!(costs(480), small);
 }
 
 /// A canary that reports what it did not do hurts itself alone: the other canary still stops the revision.
@@ -1031,7 +1031,7 @@ fn node_that_lies_about_a_failure_is_set_aside() {
 /// the last is seen.
 #[test]
 fn many_edits_make_few_revisions() {
-    let mut shops = settled(4, json!({"maxUnavailable": 1, "batches": [canary("1h")]}));
+    let mut shops = settled(4, json!({"maxUnavailable": 1, "batches": [canary("20m")]}));
     for number in 0..1000 {
         shops.push(&format!("good-x{number}"));
         if number % 10 == 9 {
