@@ -16,7 +16,7 @@ use kedge_api::{
 use super::write_options::WriteOptions;
 use crate::apply::Owner;
 use crate::controllers::daemon_sets;
-use crate::kinds::{CONFIG_MAP, CONTROLLER_REVISION, DAEMON_SET, Kind, NODE, POD, SECRET};
+use crate::kinds::{CONFIG_MAP, CONFIG_ROLLOUT, CONTROLLER_REVISION, DAEMON_SET, Kind, NODE, POD, SECRET};
 use crate::value::{at, text};
 
 /// The domain of our annotations; those below it are ours, too.
@@ -55,6 +55,9 @@ static ANNOTATIONS: &[Annotation] = &[
     of_people("kedge.dev/rollback-on-failure", &[&DAEMON_SET]),
     of_people(FORGIVE_ANNOTATION, &[&NODE]),
     of_people("kedge.dev/release-pods", &[&NODE]),
+    of_people("fleet.kedge.dev/resume", &[&CONFIG_ROLLOUT]),
+    of_people("fleet.kedge.dev/undo-to", &[&CONFIG_ROLLOUT]),
+    of_people("fleet.kedge.dev/set-aside", &[&NODE]),
     of_people("kedge.dev/offline", &[&CONFIG_MAP, &SECRET]),
     Annotation {
         name: CONFIG_SOURCE_ANNOTATION,
@@ -272,6 +275,10 @@ mod tests {
             "nodes of this hub do not read it: set spec.configSource of the Node",
         );
         warned(&NODE, "kedge.dev/revoked", "it revokes nothing: use kedge-hub node revoke");
+        for key in ["fleet.kedge.dev/undo-to", "fleet.kedge.dev/resume"] {
+            assert_eq!(about(key, &CONFIG_ROLLOUT), None, "{key}");
+        }
+        assert_eq!(about("fleet.kedge.dev/set-aside", &NODE), None);
         warned(&CONFIG_MAP, "kedge.dev/paused", "it has no effect on a ConfigMap, only on a DaemonSet");
         warned(&POD, "kedge.dev/offline", "it has no effect on a Pod, only on a ConfigMap or a Secret");
         for (kind, key) in [
