@@ -20,7 +20,10 @@ const WHY_BYTES: usize = 240;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Knocks(Mutex<HashMap<Box<str>, (i64, Box<str>)>>);
+pub(crate) struct Knocks(Mutex<Table>);
+
+/// By name: when it was refused last (Unix time), and why.
+type Table = HashMap<Box<str>, (i64, Box<str>)>;
 
 impl Knocks {
     /// Notes that a device was refused; `now`: Unix time. Others than nodes are not noted.
@@ -49,15 +52,12 @@ impl Knocks {
     /// The devices that were refused lately, the latest first.
     pub(super) fn all(&self, now: i64, is_registered: impl Fn(&str) -> bool) -> Vec<Knock> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let lately = all.iter().filter(|(_, (at, _))| is_lately(*at, now));
-        let knock = |(node, (at, why)): (&Box<str>, &(i64, Box<str>))| Knock {
-            node: node.to_string(),
-            at: *at,
-            why: why.to_string(),
-            is_registered: is_registered(node),
-        };
-        let mut found: Vec<Knock> = lately.map(knock).collect();
-        found.sort_by(|a, b| b.at.cmp(&a.at).then_with(|| a.node.cmp(&b.node)));
+        let mut found = Vec::new();
+        for (node, (at, why)) in all.iter().filter(|(_, (at, _))| is_lately(*at, now)) {
+            let (at, why, is_registered) = (*at, why.to_string(), is_registered(node));
+            found.push(Knock { node: node.to_string(), at, why, is_registered });
+        }
+        found.sort_by(|a: &Knock, b: &Knock| (b.at, &a.node).cmp(&(a.at, &b.node)));
         found
     }
 }
