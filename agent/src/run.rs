@@ -11,6 +11,7 @@ use crate::faults::Faults;
 use crate::identity::files;
 use crate::identity::store::Store;
 use crate::local::{self, Call, answers};
+use crate::locks::locked;
 use crate::net::known_server::KnownServer;
 use crate::net::servers::Servers;
 use crate::net::transport::WallClock;
@@ -42,8 +43,8 @@ use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -70,6 +71,9 @@ const MAIN_LOOP: &str = "main";
 
 /// Without a supervisor the loops are checked all the same, for the log.
 const CHECK_PERIOD: Duration = Duration::from_secs(10);
+
+/// How long a look at the host waits for the answer to a renewal, with which the main loop wakes.
+const PASSING: Duration = Duration::from_secs(1);
 
 /// A start may take this long before the supervisor loses patience: a board at its first boot has a busy
 /// disk.
@@ -310,6 +314,11 @@ struct Agent {
     /// When this process image began.
     began: Duration,
     code_given_back: Duration,
+    guard: Arc<Mutex<Guard>>,
+    /// The batch of actions that is performed has a renewal.
+    renews: bool,
+    /// Until when a look at the host waits for the answer to a renewal.
+    passing: Option<Duration>,
     /// Notified when the credential turns out to be another node's, and no flag gives this one's name.
     renamed: Arc<Notify>,
     claim: Records,
@@ -539,8 +548,10 @@ impl Agent {
             events: event_sender,
             stalled: Vec::new(),
             told: false,
+            checked: Duration::ZERO,
+            alarm: Arc::new(Alarm::new().map_err(|error| AgentError::System("make a timer", error))?),
         };
-        guard.start().map_err(|error| AgentError::System("start a thread", error))?;
+        let guard = guard.start().map_err(|error| AgentError::System("start a thread", error))?;
         Ok(Self {
             node,
             loops,
@@ -556,6 +567,9 @@ impl Agent {
             ending: Ending { stop_asked: None, is_leaving: false, ordered: None, way: Way::None },
             began,
             code_given_back: began,
+            guard,
+            renews: false,
+            passing: None,
             renamed,
             claim,
             session,
@@ -575,6 +589,8 @@ impl Agent {
         while !self.may_end() {
             self.give_back_code();
             let deadline = self.node.next_deadline(self.handled);
+            let passing = self.passing.filter(|_| self.ending.ordered.is_none());
+            let deadline = [deadline, passing].into_iter().flatten().min();
             let wait = deadline.map(|at| at.saturating_sub(self.clocks.monotonic()));
             let wait = [wait, self.ending.way.next_look()].into_iter().flatten().min();
             match wait {
@@ -595,6 +611,9 @@ impl Agent {
             };
             self.main_token.busy();
             self.faults.point(MAIN_LOOP);
+            if let Ok(mut guard) = self.guard.try_lock() {
+                guard.check_if_due();
+            }
             match happened {
                 Happened::Stop(why) => self.stop(why),
                 Happened::RecordsFree => {
@@ -614,6 +633,9 @@ impl Agent {
             // events have priority, and a server can send one after the other without end
             if is_awaited && let Ok(call) = self.local.waiting.try_recv() {
                 self.answer(call);
+            }
+            if let Some(facts) = self.in_passing() {
+                self.handle(facts);
             }
             self.leave_a_stalled_disk();
         }
@@ -788,12 +810,25 @@ impl Agent {
         now(&self.clocks, &self.faults)
     }
 
+    /// The look at the host that waited for whatever woke this loop.
+    fn in_passing(&mut self) -> Option<Event> {
+        // core accepts no events between an exit and the event that it is delayed
+        let until = self.passing.filter(|_| self.ending.ordered.is_none())?;
+        let is_over = self.clocks.monotonic() >= until;
+        let facts = if is_over { self.loops.passing.end() } else { self.loops.passing.take() };
+        if is_over || facts.is_some() {
+            self.passing = None;
+        }
+        facts
+    }
+
     fn handle(&mut self, event: Event) {
         let mut next = Some(event);
         while let Some(event) = next {
             let mut actions = Vec::new();
             self.handled = self.now();
             self.node.handle(self.handled, event, &mut actions);
+            self.renews = actions.iter().any(|action| matches!(action, Action::Renew { .. }));
             for action in actions {
                 self.perform(action);
             }
@@ -812,7 +847,13 @@ impl Agent {
             Action::Use(effective) => self.use_config(&effective),
             Action::ConsumeEvidence => self.loops.disk(DiskOrder::ConsumeEvidence),
             Action::Sweep { keep } => self.loops.disk(DiskOrder::Sweep(keep)),
-            Action::ReadHostFacts => self.loops.disk(DiskOrder::ReadHostFacts),
+            Action::ReadHostFacts => {
+                if self.renews {
+                    self.loops.passing.open();
+                    self.passing = Some(self.handled.mono.saturating_add(PASSING));
+                }
+                self.loops.disk(DiskOrder::ReadHostFacts);
+            }
             Action::Request(request) => self.loops.request(self.node.server(), request),
             Action::Renew { request, deadline } => self.loops.renew(self.node.server(), request, deadline),
             Action::WatchNode(order) => self.loops.watch_node(self.node.server(), order),
@@ -1076,8 +1117,9 @@ pub(crate) fn previous_run(previous: &impl PreviousExit, runs: u64) -> PreviousR
     }
 }
 
-/// Checks the loops and feeds the supervisor's watchdog, on a thread that does nothing else, so that it sees
-/// a stalled main loop, too. It leaves the names of stalled loops for `kedge record-exit`.
+/// Checks the loops and feeds the supervisor's watchdog. The main loop checks when something else woke it;
+/// when that is late, a thread does it that does nothing else, so that it sees a stalled main loop, too. It
+/// leaves the names of stalled loops for `kedge record-exit`.
 ///
 /// A disk that does not answer withholds no ping: a kill cannot end a process that waits for it, and would
 /// end a heartbeat that works. It is reported instead.
@@ -1094,19 +1136,40 @@ struct Guard {
     stalled: Vec<&'static str>,
     /// The state of the disk, as last reported to core.
     told: bool,
+    checked: Duration,
+    /// Wakes the guard's thread, later after the last check than a renewal wakes the main loop, and so early
+    /// that one lost ping is not the last.
+    alarm: Arc<Alarm>,
 }
 
 impl Guard {
-    fn start(mut self) -> std::io::Result<()> {
+    fn start(mut self) -> std::io::Result<Arc<Mutex<Self>>> {
+        self.check();
+        let (alarm, period, guard) = (self.alarm.clone(), self.period, Arc::new(Mutex::new(self)));
+        let shared = guard.clone();
         let body = move || loop {
-            self.check();
-            std::thread::sleep(self.period);
+            if alarm.wait().is_err() {
+                std::thread::sleep(period);
+            }
+            locked(&guard).check();
         };
-        std::thread::Builder::new().name("guard".into()).stack_size(64 * 1024).spawn(body).map(drop)
+        std::thread::Builder::new().name("guard".into()).stack_size(64 * 1024).spawn(body)?;
+        Ok(shared)
+    }
+
+    /// A check, if the last one was a while ago.
+    fn check_if_due(&mut self) {
+        if self.clocks.monotonic().saturating_sub(self.checked) >= self.period / 2 {
+            self.check();
+        }
     }
 
     fn check(&mut self) {
-        let names = self.watchdog.check(self.clocks.monotonic()).stalled_names();
+        self.checked = self.clocks.monotonic();
+        if let Err(error) = self.alarm.set(Some(self.period * 5 / 4)) {
+            log::error!("cannot set a timer: {error}");
+        }
+        let names = self.watchdog.check(self.checked).stalled_names();
         let is_alive = names.iter().all(|name| *name == kedge_core::DISK_LOOP);
         if is_alive && !self.seen.ready.load(Ordering::Relaxed) {
             // a start that makes progress, or waits for its disk, gets more time; one that hangs does not

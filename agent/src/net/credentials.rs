@@ -1,8 +1,8 @@
 //! The credentials in use: the kubeconfig and the files it names, as last read successfully.
 //!
-//! Owns when those files are checked: on every request, though for renewals only each half minute and after a
-//! failure, on a thread that does nothing else. Always holds: a request waits for the files at most
-//! [`FILES_LIMIT`], once; while they do not answer (a dying disk, a network file system) the earlier content
+//! Owns when those files are checked, on a thread that does nothing else: on every request, though for
+//! renewals only each half minute and after a failure. The check of each half minute is for the next renewal:
+//! none waits for it. Always holds: a request waits for the files at most [`FILES_LIMIT`], once; while they do not answer (a dying disk, a network file system) the earlier content
 //! stays in use and the heartbeat continues. An unusable change leaves the old credentials in place too, and
 //! is tried again until it can be used or is taken back.
 //!
@@ -39,7 +39,7 @@ const TOKEN_PERIOD: Duration = Duration::from_secs(60);
 /// renewal has four at least.
 const FILES_LIMIT: Duration = Duration::from_secs(2);
 
-/// How long a check counts for routine requests, unless one fails: three renewals. Each wakes two threads.
+/// How long a check counts for routine requests, unless one fails: three renewals. Each wakes a thread.
 const ROUTINE: Duration = Duration::from_secs(25);
 
 /// A disk that takes longer than [`FILES_LIMIT`] to fail is left alone for this many times as long, because a
@@ -99,10 +99,23 @@ impl Credentials {
         Arc::clone(&locked(&self.latest))
     }
 
-    /// The credentials as of a check within [`ROUTINE`].
+    /// The credentials as of an earlier check. If that was [`ROUTINE`] ago, the files are checked for the next
+    /// request; after a failure they are checked first.
     pub(super) fn recent(&self) -> Arc<Access> {
-        let is_recent = locked(&self.looked).is_some_and(|looked| looked.elapsed() < ROUTINE);
-        if is_recent { self.loaded() } else { self.latest() }
+        let age = locked(&self.looked).map(|looked| looked.elapsed());
+        match age {
+            None => return self.latest(),
+            Some(age) if age < ROUTINE => {}
+            Some(_) => drop(self.look()),
+        }
+        self.loaded()
+    }
+
+    /// Orders a check. `None` if too many wait for one.
+    fn look(&self) -> Option<Receiver<()>> {
+        *locked(&self.looked) = Some(Instant::now());
+        let (done, is_done) = sync_channel(1);
+        self.looks.try_send(done).is_ok().then_some(is_done)
     }
 
     /// The access to the server at this place of their order, as it would be used.
@@ -131,11 +144,9 @@ impl Credentials {
 
     /// The credentials of the files' present content; of the earlier content if the files do not answer.
     pub(super) fn latest(&self) -> Arc<Access> {
-        *locked(&self.looked) = Some(Instant::now());
-        let (done, is_done) = sync_channel(1);
-        let waits = self.looks.try_send(done).is_ok() && !self.is_stuck.load(Ordering::Acquire);
-        if waits && is_done.recv_timeout(FILES_LIMIT).is_err() && !self.is_stuck.swap(true, Ordering::AcqRel)
-        {
+        let is_done = self.look().filter(|_| !self.is_stuck.load(Ordering::Acquire));
+        let is_late = is_done.is_some_and(|is_done| is_done.recv_timeout(FILES_LIMIT).is_err());
+        if is_late && !self.is_stuck.swap(true, Ordering::AcqRel) {
             log::warn!(
                 "kubeconfig {}, or a file it names, was not read within {} s; the credentials loaded before stay in use",
                 self.kubeconfig.display(),

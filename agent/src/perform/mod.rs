@@ -8,6 +8,7 @@
 pub(crate) mod containers;
 pub(crate) mod disk;
 mod identity;
+pub(crate) mod passing;
 mod pulls;
 pub(crate) mod quota;
 mod requests;
@@ -34,6 +35,7 @@ use kedge_core::system::SystemOrder;
 use kedge_core::{Collection, Event, LeaseRequest, PodPart, Request, WatchOrder};
 use kedge_platform::linux::{give_back_stack, logind};
 use kedge_platform::{Progress, Watchdog};
+use passing::InPassing;
 use requests::ApiServer;
 use rest::Rest;
 use shutdown::Shutdown;
@@ -63,6 +65,8 @@ pub(crate) struct Loops {
     disk: Sender<DiskOrder>,
     disk_thread: JoinHandle<()>,
     disk_rest: Arc<Rest>,
+    /// Where a look at the host is left that a renewal was ordered with.
+    pub(crate) passing: Arc<InPassing>,
     renew: Sender<LeaseOrder>,
     transfer: Sender<(Request, u64)>,
     config_map: Arc<LatestRound>,
@@ -157,6 +161,8 @@ impl Loops {
         let (to, hang) = (events.clone(), faults.clone());
         let disk_rest = Arc::new(Rest::default());
         let rest = disk_rest.clone();
+        let passing = Arc::new(InPassing::default());
+        let left = passing.clone();
         let disk_thread = spawn(kedge_core::DISK_LOOP, move || {
             token.busy();
             disk.take_over();
@@ -172,7 +178,12 @@ impl Loops {
                     let then =
                         matches!(order, DiskOrder::ReadHostFacts).then_some(DiskOrder::CheckBadConfigs);
                     for order in iter::once(order).chain(then) {
-                        if let Some(event) = disk.perform(order) {
+                        let answer = disk.perform(order);
+                        let sent = match answer {
+                            Some(facts @ Event::HostFacts(_)) => left.leave(facts),
+                            other => other,
+                        };
+                        if let Some(event) = sent {
                             let _ = to.blocking_send(event);
                         }
                     }
@@ -215,6 +226,7 @@ impl Loops {
             disk,
             disk_thread,
             disk_rest,
+            passing,
             renew,
             transfer,
             config_map,

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
@@ -43,6 +44,22 @@ impl Alarm {
     pub fn went_off(&self) -> io::Result<()> {
         Ok(nix::unistd::read(self.0.as_fd(), &mut [0; 8]).map(drop)?)
     }
+
+    /// Waits until it goes off, however often it is set anew meanwhile: that does not wake this thread.
+    ///
+    /// # Errors
+    /// The system does not let it wait.
+    pub fn wait(&self) -> io::Result<()> {
+        loop {
+            let mut waits = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut waits, PollTimeout::NONE) {
+                // set anew just before it was acknowledged: it did not go off
+                Ok(_) if self.went_off().is_ok() => return Ok(()),
+                Ok(_) | Err(nix::Error::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
 }
 
 impl AsRawFd for Alarm {
@@ -54,7 +71,6 @@ impl AsRawFd for Alarm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     fn is_readable(alarm: &Alarm, within_ms: u16) -> bool {
         let mut waits = [PollFd::new(alarm.0.as_fd(), PollFlags::POLLIN)];
@@ -82,5 +98,20 @@ mod tests {
             alarm.set(later).unwrap();
             assert_eq!(alarm.went_off().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         }
+    }
+    #[test]
+    fn alarm_that_is_set_anew_wakes_nobody() {
+        let alarm = Alarm::new().unwrap();
+        alarm.set(Some(Duration::from_secs(3600))).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| alarm.wait());
+            for _ in 0..100 {
+                alarm.set(Some(Duration::from_secs(3600))).unwrap();
+            }
+            assert!(!waiting.is_finished());
+            alarm.set(Some(Duration::ZERO)).unwrap();
+            waiting.join().unwrap().unwrap();
+        });
+        assert_eq!(alarm.went_off().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 }
