@@ -4,7 +4,8 @@
 //! renewed, and nothing is left of pods that are gone: processes, mounts, control groups, addresses, rules,
 //! links, records.
 //!
-//! `KEDGE_CRASH_FULL=1` kills 500 times, not 30.
+//! `KEDGE_CRASH_FULL=1` kills 500 times, not 30. After every few kills of the agent another configuration is
+//! pushed: more than ten kills under one would hold the pods, and then nothing begins that could be killed.
 
 use crate::killed_agents::{NO_TRIAL, pids};
 use crate::pods::{NODE, Setup, put_network};
@@ -25,6 +26,8 @@ use std::time::{Duration, Instant};
 
 /// Pods that stay; those with an odd number have a network of their own.
 const STAYING: usize = 4;
+/// Kills of the agent under one configuration: two fewer than hold the pods after the next.
+const KILLS_OF_ONE_CONFIG: usize = 8;
 /// How long a program that lives for milliseconds is waited for.
 const CATCH: Duration = Duration::from_secs(2);
 /// Longest time between two renewals of the Lease: its duration. Hubs that were killed do not count.
@@ -76,6 +79,7 @@ struct Load {
     /// Shims that were killed, by the name of their pod.
     shims_killed: BTreeMap<String, u64>,
     kills: BTreeMap<&'static str, usize>,
+    pushes: usize,
 }
 
 impl Load {
@@ -141,6 +145,15 @@ impl Load {
         agent.babysitter().wait_until("another agent", LIMIT, is_next).unwrap();
     }
 
+    /// A configuration under which no agent was killed, if it is time for one.
+    fn push(&mut self) {
+        let killed = self.kills.get("agent").copied().unwrap_or(0);
+        if killed / KILLS_OF_ONE_CONFIG > self.pushes {
+            self.pushes = killed / KILLS_OF_ONE_CONFIG;
+            self.setup.replace_itself(100 + u32::try_from(self.pushes).unwrap());
+        }
+    }
+
     fn kill_shim(&mut self) {
         let by_uid: BTreeMap<String, String> = self
             .pods()
@@ -184,6 +197,7 @@ impl Load {
         if is_killed {
             *self.kills.entry(what).or_default() += 1;
         }
+        self.push();
     }
 }
 
@@ -226,6 +240,7 @@ fn kills_of_everything_harm_nothing() {
             jobs: BTreeSet::new(),
             shims_killed: BTreeMap::new(),
             kills: BTreeMap::new(),
+            pushes: 0,
         };
         let stays = |(number, name): (usize, &String)| {
             pod(name, number.is_multiple_of(2), "Always", "while :; do sleep 0.1; done")
@@ -246,7 +261,7 @@ fn kills_of_everything_harm_nothing() {
             assert!(back.is_some(), "waited in vain for all that stay\n{}", log());
         });
         assert_eq!(doubles, [""; 0]);
-        eprintln!("measured: kill loop: {:?}", load.kills);
+        eprintln!("measured: kill loop: {:?}, {} pushes", load.kills, load.pushes);
 
         // the heartbeat goes on
         let renewed = || {
