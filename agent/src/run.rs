@@ -480,6 +480,9 @@ impl Agent {
                 health,
             })
         });
+        if serves && containers.as_ref().is_none() {
+            node.reject_pods();
+        }
         if options.kubeconfig.is_some() {
             node.keep_identity();
         }

@@ -577,6 +577,7 @@ impl Hub {
             }
             Request::PostEvent(event) => return answer(self.post(event)),
             Request::Pods { ask, .. } => return self.answer_pods(name, ask),
+            Request::RejectPods => unreachable!("no simulated agent is asked to reject all pods"),
         };
         // agents ask our hub for no answer, and other servers for the metadata only
         if done.is_ok() && self.flavour == Flavour::Kubernetes {

@@ -27,6 +27,7 @@ use crate::options::Options;
 use crate::outbox::{self, LONGEST_WAIT, Outbox, Verdict};
 use crate::pace::Jitter;
 use crate::pods::actor::{Around, PodsActor};
+use crate::pods::rejecting::Rejecting;
 use crate::pods::{PodEvent, PodReport};
 use crate::reflector::{Reflector, Shown};
 use crate::report::{ConfigReport, Report};
@@ -72,6 +73,8 @@ struct Actors {
     decommissioning: Decommissioning,
     /// `None` on a node without a runtime.
     pods: PodPart<Box<PodsActor>>,
+    /// `Some` on a node that runs no pods, and has contact to say so.
+    rejecting: Option<Rejecting>,
     /// `None` on a node without an API server.
     identity: Option<Box<IdentityActor>>,
     system: SystemActor,
@@ -95,6 +98,7 @@ pub struct Core {
     phase: Phase,
     stop_before_start: Option<String>,
     serves_pods: bool,
+    rejects_pods: bool,
     keeps_identity: bool,
 }
 
@@ -125,6 +129,7 @@ impl Core {
             phase: Phase::New,
             stop_before_start: None,
             serves_pods: false,
+            rejects_pods: false,
             keeps_identity: false,
         })
     }
@@ -133,6 +138,12 @@ impl Core {
     /// pods.
     pub fn serve_pods(&mut self) {
         self.serves_pods = true;
+    }
+
+    /// Containers never run here: pods that are bound to this node are rejected. Call it before
+    /// `Event::Start`.
+    pub fn reject_pods(&mut self) {
+        self.rejects_pods = true;
     }
 
     /// The node has a credential, or a token for one. Call it before `Event::Start`.
@@ -260,6 +271,7 @@ impl Core {
         let (options, jitter) = (&self.options, &mut self.jitter);
         let mut turn = Turn { now, options, jitter, outbox: &mut outbox, actions };
         let mut actors = Actors::new(started, self.facts.clone(), self.serves_pods, &mut turn);
+        actors.rejecting = self.rejects_pods.then(|| Rejecting::new(&mut turn));
         actors.identity = self.keeps_identity.then(|| Box::new(IdentityActor::new(now.mono)));
         if let Some(why) = self.stop_before_start.take() {
             actors.config.configuration.stop(&why);
@@ -300,6 +312,7 @@ impl Actors {
             calls: Calls::new(turn.now.mono),
             decommissioning: Decommissioning::new(turn.options.decommission.clone()),
             pods,
+            rejecting: None,
             identity: None,
             system: SystemActor::default(),
             contact: Contact::new(turn.now),
@@ -439,6 +452,7 @@ impl Actors {
         if let Some(pods) = self.pods.as_mut() {
             pods.server_changed(turn);
         }
+        self.rejecting.iter_mut().for_each(|rejecting| rejecting.server_changed(turn.now));
     }
 
     // ------------------------------------------------------------------------------------------ lists and
@@ -595,6 +609,9 @@ impl Actors {
             if let (Some(pods), Some(latest)) = (self.pods.as_mut(), latest) {
                 pods.named(latest, turn);
             }
+            if let (Some(rejecting), Some(latest)) = (&mut self.rejecting, latest) {
+                rejecting.named(latest);
+            }
             return self.read_what_is_named(latest, turn);
         }
         let failures = turn.outbox.failures(&RequestKey::Renew);
@@ -673,6 +690,7 @@ impl Actors {
                 self.node.settled(key, answer, turn);
             }
             RequestKey::PostEvent => self.events.posted(answer, turn),
+            RequestKey::RejectPods => self.rejecting.iter_mut().for_each(|rejecting| rejecting.has_looked()),
             RequestKey::Renew | RequestKey::Pods(_) => {}
         }
     }
@@ -798,6 +816,8 @@ impl Actors {
         }
         self.events.offer(self.node.node().is_some(), turn);
         self.heartbeat.offer_renewal(turn);
+        let is_there = self.node.node().is_some();
+        self.rejecting.iter_mut().for_each(|rejecting| rejecting.offer(is_there, turn));
         self.calls.begin(turn);
     }
 
@@ -809,6 +829,7 @@ impl Actors {
             self.node.next_deadline(),
             self.pods.as_ref().and_then(|pods| pods.next_deadline()),
             self.heartbeat.next_deadline(now, is_there, outbox),
+            self.rejecting.as_ref().and_then(|rejecting| rejecting.next_deadline(now, is_there, outbox)),
             self.calls.next_deadline(),
             self.decommissioning.next_deadline(now.mono),
             self.identity.as_ref().and_then(|identity| identity.next_deadline()),
@@ -873,6 +894,7 @@ fn describe(key: RequestKey, node: &str) -> String {
         RequestKey::PatchNode => format!("patching the annotations of Node {node}"),
         RequestKey::PostEvent => format!("posting an event about Node {node}"),
         RequestKey::Pods(_) => "a request about pods".into(),
+        RequestKey::RejectPods => format!("rejecting the pods of Node {node}"),
     }
 }
 

@@ -195,6 +195,9 @@ pub enum Request {
     PostEvent(Value),
     /// A request of the pods' actor, in one of its slots.
     Pods { slot: u8, ask: Box<PodAsk> },
+    /// List the pods that are bound to this node, and send the requests of [`crate::pods::rejection`] about
+    /// each.
+    RejectPods,
 }
 
 /// The purpose of a request: one of each is in flight at a time, and its answer carries it.
@@ -216,13 +219,15 @@ pub enum RequestKey {
     PostEvent,
     /// A request of the pods' actor: it has a few of these slots, and repeats failed ones itself.
     Pods(u8),
+    /// Reject all pods of a node that runs none.
+    RejectPods,
 }
 
 impl Request {
     /// The request's body, if it has one.
     pub(crate) fn body(&self) -> Option<&Value> {
         match self {
-            Self::Version => None,
+            Self::Version | Self::RejectPods => None,
             Self::Pods { ask, .. } => ask.body(),
             Self::Register(body)
             | Self::PatchStatus(body)
@@ -242,6 +247,7 @@ impl Request {
             Self::PatchNode(_) => RequestKey::PatchNode,
             Self::PostEvent(_) => RequestKey::PostEvent,
             Self::Pods { slot, .. } => RequestKey::Pods(*slot),
+            Self::RejectPods => RequestKey::RejectPods,
         }
     }
 }

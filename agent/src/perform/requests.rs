@@ -20,6 +20,7 @@ use crate::net::servers::Servers;
 use crate::net::transport::WallClock;
 use crate::node_name;
 use crate::perform::thread::{NETWORK_TURN, RENEW, spawn};
+use crate::perform::watches::bound_to;
 use crate::queue::{Receiver, RecvTimeoutError, sync_channel};
 use kedge_api as api;
 use kedge_core::pods::{ObjectKind, ObjectName, PodAsk};
@@ -30,12 +31,15 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::Sender as EventSender;
 
 /// How long one request may take, lookup and connection included.
 pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Pods in one page of those that are rejected.
+const REJECTED_AT_ONCE: usize = 10;
 
 /// How long a stream waits for the kubeconfig to be read for the first time. Four streams may wait one after
 /// the other, within the limit of a turn.
@@ -356,6 +360,7 @@ impl ApiServer {
                     .with_smallest_answer()
             }
             Request::Pods { ask, .. } => of_pods(ask, deadline),
+            Request::RejectPods => return reject_pods(&client, &self.node_name),
         };
         let number = client.as_ref().map_or(0, |client| client.api().server());
         let answer = send(client, &http, wants_object).answer;
@@ -364,6 +369,37 @@ impl ApiServer {
         }
         answer
     }
+}
+
+/// Rejects the pods that are bound to this node: one after the other, and at the next try what remains.
+fn reject_pods(client: &Result<&Client, String>, node_name: &str) -> Answer {
+    let page = format!("/api/v1/pods?{}&limit={REJECTED_AT_ONCE}", bound_to(node_name));
+    let (mut path, end) = (page.clone(), Instant::now() + REQUEST_DEADLINE);
+    let late = || Answer::Failed("there are more pods than fit into one turn".into());
+    while Instant::now() < end {
+        let list = match send(client.clone(), &HttpRequest::get(&path, REQUEST_DEADLINE), true).answer {
+            Answer::Accepted(list) => list.unwrap_or_default(),
+            other => return other,
+        };
+        let Some(pods) = list["items"].as_array() else {
+            return Answer::Failed("the answer has no list of pods".into());
+        };
+        for ask in pods.iter().flat_map(|pod| kedge_core::pods::rejection(pod, node_name)) {
+            if Instant::now() > end {
+                return late();
+            }
+            match send(client.clone(), &of_pods(&ask, REQUEST_DEADLINE), false).answer {
+                // one that is gone, or another pod by now
+                Answer::Accepted(_) | Answer::Refused { status: 404 | 409, .. } => {}
+                other => return other,
+            }
+        }
+        match list["metadata"]["continue"].as_str().filter(|token| !token.is_empty()) {
+            Some(token) => path = format!("{page}&continue={}", api::percent_encoded(token)),
+            None => return Answer::Accepted(None),
+        }
+    }
+    late()
 }
 
 /// The requests of pods.

@@ -156,6 +156,11 @@ impl ApiServer {
     }
 }
 
+/// Selects the pods that are bound to this node.
+pub(super) fn bound_to(node_name: &str) -> String {
+    format!("fieldSelector=spec.nodeName%3D{}", api::percent_encoded(node_name))
+}
+
 /// The collection that is listed and watched.
 struct Target<'a> {
     of: &'a Collection,
@@ -178,10 +183,7 @@ impl<'a> Target<'a> {
                 let path = format!("/api/v1/namespaces/{}/configmaps", api::percent_encoded(namespace));
                 (path, named(name), "ConfigMap")
             }
-            Collection::Pods => {
-                let bound = format!("fieldSelector=spec.nodeName%3D{}", api::percent_encoded(node_name));
-                ("/api/v1/pods".to_owned(), bound, "Pod")
-            }
+            Collection::Pods => ("/api/v1/pods".to_owned(), bound_to(node_name), "Pod"),
         };
         Self { of, path, params, kind }
     }

@@ -15,6 +15,7 @@ mod join;
 mod local;
 mod lossy_line;
 mod name;
+mod no_pods;
 mod outage;
 mod replace;
 mod setup;

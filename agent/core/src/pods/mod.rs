@@ -35,6 +35,7 @@ mod places;
 mod probes;
 mod pulls;
 mod record;
+pub(crate) mod rejecting;
 mod report;
 mod resizing;
 mod resources;
@@ -66,6 +67,7 @@ pub use keys::{ContainerKey, ObjectKind, ObjectName, PodRef, PodUid};
 pub use orders::{HookAct, HookKind, HookNote, HookOrder, RunKey};
 
 pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, ProbeOutcome};
+pub use rejecting::rejection;
 pub use report::{ContainerReport, PodReport, WaitReport};
 pub use shares::{Shares, part_of};
 
