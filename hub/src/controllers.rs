@@ -13,8 +13,8 @@ use std::time::Duration;
 use kedge_hub_core::ApiError;
 use kedge_hub_core::controllers::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, approving, bootstrap_tokens,
-    certificates, cluster_roles, config_rollouts, daemon_sets, events, garbage, namespaces, nodes, pods,
-    root_certificate, scheduler, service_accounts, system_namespaces, taint_eviction, trust,
+    certificates, cluster_roles, config_rollouts, daemon_sets, disruptions, events, garbage, namespaces,
+    nodes, pods, root_certificate, scheduler, service_accounts, system_namespaces, taint_eviction, trust,
 };
 use kedge_hub_core::identity::Identity;
 use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, Kind, POD};
@@ -94,6 +94,7 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
     running.spawn(run(hub.clone(), tools.clone(), system_namespaces::SystemNamespaces::default));
     running.spawn(run(hub.clone(), tools.clone(), service_accounts::ServiceAccounts::default));
     running.spawn(run(hub.clone(), tools.clone(), cluster_roles::ClusterRoles::default));
+    running.spawn(run(hub.clone(), tools.clone(), disruptions::Disruptions::default));
     let ca = tools.pki.ca_text();
     running
         .spawn(run(hub.clone(), tools.clone(), move || root_certificate::RootCertificate::new(ca.clone())));

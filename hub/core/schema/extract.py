@@ -17,7 +17,7 @@ certificates/v1/CertificateSigningRequest authorization/v1/SelfSubjectAccessRevi
 authentication/v1/SelfSubjectReview authentication/v1/TokenRequest authentication/v1/TokenReview authorization/v1/SubjectAccessReview
 authorization/v1/LocalSubjectAccessReview meta/v1/DeleteOptions meta/v1/Status
 rbac/v1/Role rbac/v1/RoleBinding rbac/v1/ClusterRole rbac/v1/ClusterRoleBinding
-scheduling/v1/PriorityClass""".split()
+scheduling/v1/PriorityClass policy/v1/PodDisruptionBudget node/v1/RuntimeClass""".split()
 # Fields that are ours: the form of the first proposal; upstream reserved its number for exactly this.
 OURS = {"core/v1/NodeConfigSource": [
     ("configMapRef 1 core/v1/ObjectReference", "ConfigMapRef is a reference to a ConfigMap, pinned by its UID.")]}

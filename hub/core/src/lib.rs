@@ -16,6 +16,7 @@ pub mod continue_token;
 pub mod controllers;
 pub mod cost;
 pub mod decode;
+pub mod disruption;
 pub mod field_error;
 pub mod identity;
 pub mod kinds;

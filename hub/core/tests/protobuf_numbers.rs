@@ -78,6 +78,8 @@ const BODIES: &[(&str, &str, Generated)] = &[
     ("meta/v1", "DeleteOptions", generated::<meta::DeleteOptions>),
     ("meta/v1", "Status", generated::<meta::Status>),
     ("scheduling.k8s.io/v1", "PriorityClass", generated::<api::scheduling::v1::PriorityClass>),
+    ("policy/v1", "PodDisruptionBudget", generated::<api::policy::v1::PodDisruptionBudget>),
+    ("node.k8s.io/v1", "RuntimeClass", generated::<api::node::v1::RuntimeClass>),
     ("rbac.authorization.k8s.io/v1", "Role", generated::<api::rbac::v1::Role>),
     ("rbac.authorization.k8s.io/v1", "RoleBinding", generated::<api::rbac::v1::RoleBinding>),
     ("rbac.authorization.k8s.io/v1", "ClusterRole", generated::<api::rbac::v1::ClusterRole>),

@@ -37,7 +37,7 @@ fn named_groups() -> Vec<(&'static str, &'static str)> {
 }
 
 /// Upstream's order of groups: `kubectl get` uses the first group that has a resource of the given name.
-const ORDER: [&str; 11] = [
+const ORDER: [&str; 12] = [
     "apps",
     "events.k8s.io",
     "authentication.k8s.io",
@@ -47,6 +47,7 @@ const ORDER: [&str; 11] = [
     "rbac.authorization.k8s.io",
     "scheduling.k8s.io",
     "coordination.k8s.io",
+    "node.k8s.io",
     "fleet.kedge.dev",
     // served by another server behind the API server, so it comes after all others
     "metrics.k8s.io",
@@ -101,8 +102,7 @@ fn group_value(group: &str, version: &str) -> Value {
 }
 
 /// A group in the list of groups. A group without resources has no version there: clients do not cache an
-/// empty list of resources, so they would request it at every command. Its preferred version stays, because
-/// kubectl before 1.22 concludes from it that it can evict.
+/// empty list of resources, so they would request it at every command.
 fn listed_group(group: &str, version: &str) -> Value {
     let mut value = group_value(group, version);
     if aggregated_resources(group, version).is_empty() {

@@ -208,10 +208,9 @@ fn pod_proxy(path: &str) -> Option<Route> {
     })
 }
 
-/// Groups without stored objects: two of reviews, and that of evictions. kubectl before 1.22 evicts only if
-/// it finds a group `policy`; without it `drain` deletes pods.
-pub(super) const VIRTUAL_GROUPS: [(&str, &str); 3] =
-    [("authentication.k8s.io", "v1"), ("authorization.k8s.io", "v1"), ("policy", "v1")];
+/// Groups without stored objects: those of reviews.
+pub(super) const VIRTUAL_GROUPS: [(&str, &str); 2] =
+    [("authentication.k8s.io", "v1"), ("authorization.k8s.io", "v1")];
 
 /// The group of resource usage, which the hub requests from nodes.
 pub(super) const METRICS: (&str, &str) = ("metrics.k8s.io", "v1beta1");
@@ -430,7 +429,6 @@ mod tests {
             ("/apis/apps/v1beta1/namespaces/n/deployments/d/scale", "deployments.apps"),
             ("/apis/batch/v1/namespaces/n/jobs", "jobs.batch"),
             ("/api/v1/namespaces/n/resourcequotas", "resourcequotas"),
-            ("/apis/policy/v1/poddisruptionbudgets", "poddisruptionbudgets.policy"),
         ] {
             let Route::Unserved(why) = parse(path) else { panic!("{path}") };
             assert!(why.starts_with(&format!("{expect} is not served: ")), "{path}: {why}");

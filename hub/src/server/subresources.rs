@@ -12,6 +12,7 @@ use super::route::Target;
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::decode::{self, Decoded, FieldValidation};
+use kedge_hub_core::disruption;
 use kedge_hub_core::identity;
 use kedge_hub_core::kinds::{BINDING, POD, Subresource, schema};
 use kedge_hub_core::requests::{Part, Place, WriteOptions, bind, bound_pod, check_binding, check_name};
@@ -88,16 +89,35 @@ async fn bind_pod(context: &RequestContext<'_>, target: &Target, binding: &Value
     Ok(())
 }
 
-/// Disruption budgets do not exist, so an eviction is a graceful deletion with a permission of its own.
+/// Evictions in namespaces with disruption budgets take turns, so that each one counts the pods without those
+/// that the others ended.
+static TURNS: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// An eviction is a graceful deletion with a permission of its own that disruption budgets may forbid.
 async fn evict(context: &RequestContext<'_>, target: &Target, mut eviction: Value) -> Result<(), ApiError> {
-    let (wanted, dry_run) = read_delete_options(context, eviction["deleteOptions"].take())?;
+    let (mut wanted, dry_run) = read_delete_options(context, eviction["deleteOptions"].take())?;
     let attributes = attributes("create", target, None);
     let admit = admission(context, &attributes);
     let dry_run = dry_run || context.parameters.dry_run("create")?;
     let author = context.author();
     let options = WriteOptions { dry_run, admit: &admit, author, ..WriteOptions::internal() };
-    requests::delete(&context.server.hub, &place(target), &wanted, &options).await?;
-    Ok(())
+    let hub = &context.server.hub;
+    if !disruption::is_guarded(&**hub, &target.namespace) {
+        return requests::delete(hub, &place(target), &wanted, &options).await.map(drop);
+    }
+    let _turn = TURNS.lock().await;
+    let pod = hub.get(&POD, &target.namespace, &target.name);
+    let pod = pod.ok_or_else(|| ApiError::not_found(&POD, &target.name))?;
+    let pinned = disruption::judge(&**hub, &pod)? && wanted.resource_version.is_none();
+    if pinned {
+        wanted.resource_version = Some(pod.revision.to_string());
+    }
+    match requests::delete(hub, &place(target), &wanted, &options).await {
+        Err(error) if pinned && error.reason == "Conflict" => {
+            Err(disruption::changed_meanwhile(&target.name))
+        }
+        done => done.map(drop),
+    }
 }
 
 fn place(target: &Target) -> Place<'_> {

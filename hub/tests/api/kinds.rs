@@ -228,6 +228,91 @@ fn deleted_pod_ends_at_its_nodes_word_or_at_once_if_unbound() {
     );
 }
 
+/// Many drains at once end no more pods than the budget allows.
+#[test]
+fn evictions_keep_a_disruption_budget() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    let budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
+    let budget = json!({"metadata": {"name": "keep"}, "spec": {"minAvailable": 2, "selector": {"matchLabels": {"app": "a"}}}});
+    client.post(budgets, &budget).expect(201);
+    let ready = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+    let names = ["p0", "p1", "p2", "p3", "p4"];
+    for name in names {
+        let mut pod = pod(name, "n");
+        pod["metadata"]["labels"] = json!({"app": "a"});
+        client.post(PODS, &pod).expect(201);
+        client.patch("strategic-merge", &format!("{PODS}/{name}/status"), &ready).expect(200);
+    }
+    let keep = format!("{budgets}/keep");
+    let status = |client: &mut Client| client.get(&keep).expect(200)["status"].clone();
+    while status(&mut client)["disruptionsAllowed"] != 3 {
+        std::thread::yield_now();
+    }
+    let shown = status(&mut client);
+    assert_eq!((&shown["currentHealthy"], &shown["desiredHealthy"]), (&json!(5), &json!(2)));
+    assert_eq!(shown["conditions"][0]["reason"], "SufficientPods");
+    let evict = |client: &mut Client, name: &str, query: &str| {
+        let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}});
+        client.post(&format!("{PODS}/{name}/eviction{query}"), &eviction)
+    };
+    evict(&mut client, "p0", "?dryRun=All").expect(201);
+    let codes: Vec<u16> = std::thread::scope(|scope| {
+        let hub = &hub;
+        let all = names.map(|name| scope.spawn(move || evict(&mut hub.admin(), name, "").code));
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let evicted = codes.iter().filter(|code| **code == 201).count();
+    assert_eq!((evicted, codes.iter().filter(|code| **code == 429).count()), (3, 2), "{codes:?}");
+    let left = names[codes.iter().position(|code| *code == 429).unwrap()];
+    let refused = evict(&mut client, left, "").expect(429);
+    assert_eq!(refused["message"], "Cannot evict pod as it would violate the pod's disruption budget.");
+    let why = &refused["details"]["causes"][0]["message"];
+    assert_eq!(why, "The disruption budget keep needs 2 healthy pods and has 2 currently");
+    while status(&mut client)["disruptionsAllowed"] != 0 {
+        std::thread::yield_now();
+    }
+    // a pod that serves no more protects nothing, unless it is needed
+    let unready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
+    client.patch("strategic-merge", &format!("{PODS}/{left}/status"), &unready).expect(200);
+    evict(&mut client, left, "").expect(429);
+    let always = json!({"spec": {"unhealthyPodEvictionPolicy": "AlwaysAllow"}});
+    client.patch("merge", &keep, &always).expect(200);
+    evict(&mut client, left, "").expect(201);
+    // a second budget for the same pods: upstream cannot judge it either
+    let last = names.into_iter().zip(&codes).find(|(name, code)| **code == 429 && *name != left).unwrap().0;
+    client.post(budgets, &json!({"metadata": {"name": "more"}, "spec": {"selector": {}}})).expect(201);
+    let refused = evict(&mut client, last, "").expect(500);
+    assert!(refused["message"].as_str().unwrap().contains("more than one PodDisruptionBudget"), "{refused}");
+    client.delete(&format!("{budgets}/more")).expect(200);
+    client.delete(&keep).expect(200);
+    evict(&mut client, last, "").expect(201);
+}
+
+/// A class is an object; a pod of it gets what it says.
+#[test]
+fn pod_of_a_runtime_class_gets_its_overhead() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    let classes = "/apis/node.k8s.io/v1/runtimeclasses";
+    let mut asked = pod("p", "");
+    asked["spec"]["runtimeClassName"] = "vm".into();
+    let refused = client.post(PODS, &asked).expect(403);
+    assert!(
+        refused["message"].as_str().unwrap().ends_with("pod rejected: RuntimeClass \"vm\" not found"),
+        "{refused}"
+    );
+    let class = json!({"metadata": {"name": "vm"}, "handler": "kata", "overhead": {"podFixed": {"memory": "120Mi"}}, "scheduling": {"nodeSelector": {"vm": "yes"}}});
+    client.post(classes, &class).expect(201);
+    let made = client.post(PODS, &asked).expect(201);
+    assert_eq!(
+        (&made["spec"]["overhead"]["memory"], &made["spec"]["nodeSelector"]["vm"]),
+        (&json!("120Mi"), &json!("yes"))
+    );
+    client.patch("merge", &format!("{classes}/vm"), &json!({"handler": "other"})).expect(422);
+    client.delete(&format!("{classes}/vm")).expect(200);
+}
+
 #[test]
 fn pod_spec_is_immutable_and_status_a_subresource() {
     let hub = Hub::new();

@@ -226,10 +226,13 @@ fn shapes() -> Vec<Shape> {
             ),
         ]],
     );
+    let mut runtime = of("node.k8s.io/v1", "RuntimeClass", "graphics", json!({"handler": "graphics"}));
+    runtime["metadata"].as_object_mut().unwrap().remove("namespace");
     add(
         "graphics plugin and a pod that uses it",
-        &["pod rejected: RuntimeClass \"graphics\" not found"],
+        &[],
         vec![vec![
+            runtime,
             set(
                 "graphics",
                 json!({"securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}),
@@ -240,7 +243,7 @@ fn shapes() -> Vec<Shape> {
                 "Pod",
                 "user",
                 json!({"spec": {"runtimeClassName": "graphics", "containers": [{"name": "u", "image": "i",
-            "resources": {"limits": {"example.com/gpu": 1}}}]}}),
+            "resources": {"limits": {"example.com/gpu": "1"}}}]}}),
             ),
         ]],
     );
@@ -411,7 +414,7 @@ fn shapes() -> Vec<Shape> {
     );
     add(
         "monitoring suite",
-        &["no matches for kind \"PodDisruptionBudget\""],
+        &[],
         vec![
             rights(
                 "suite",
@@ -422,7 +425,13 @@ fn shapes() -> Vec<Shape> {
                 ],
             ),
             vec![
-                of("policy/v1", "PodDisruptionBudget", "suite", json!({"spec": {}})),
+                of(
+                    "policy/v1",
+                    "PodDisruptionBudget",
+                    "suite",
+                    json!({"spec": {"maxUnavailable": 1,
+                    "selector": {"matchLabels": {"app.kubernetes.io/name": "suite"}}}}),
+                ),
                 of("v1", "Secret", "suite", json!({"data": {"key": "aw=="}})),
                 service(
                     "suite",
@@ -511,12 +520,12 @@ fn shapes() -> Vec<Shape> {
     all
 }
 
-/// Seventeen apply whole; of the others everything but the refused objects. All are deleted again.
+/// Nineteen apply whole; of the others everything but the refused objects. All are deleted again.
 #[test]
 fn public_shapes_apply_and_are_deleted() {
     with_newest_kubectl(|_, kubectl| {
         let all = shapes();
-        assert_eq!((all.len(), all.iter().filter(|shape| shape.refused.is_empty()).count()), (23, 17));
+        assert_eq!((all.len(), all.iter().filter(|shape| shape.refused.is_empty()).count()), (23, 19));
         for Shape { name, objects, refused } in &all {
             let text: String = objects.iter().map(|object| format!("{object}\n")).collect();
             // kubectl's check of the schema would come before the hub's refusal
@@ -529,6 +538,16 @@ fn public_shapes_apply_and_are_deleted() {
             assert_eq!(
                 outcome.err.contains("nothing gives this Service an address"),
                 has("Service"),
+                "{name}: {outcome:?}"
+            );
+            assert_eq!(
+                outcome.err.contains("each node has one runtime"),
+                has("RuntimeClass"),
+                "{name}: {outcome:?}"
+            );
+            assert_eq!(
+                outcome.err.contains("nothing here has replicas"),
+                has("PodDisruptionBudget"),
                 "{name}: {outcome:?}"
             );
             // and again, without a change

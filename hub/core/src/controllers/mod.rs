@@ -12,6 +12,7 @@ pub mod cluster_roles;
 pub mod config_rollouts;
 mod controller;
 pub mod daemon_sets;
+pub mod disruptions;
 pub mod events;
 pub mod garbage;
 pub mod namespaces;

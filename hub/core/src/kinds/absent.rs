@@ -32,11 +32,6 @@ static ABSENT: &[Absent] = &[
         plurals: &["horizontalpodautoscalers"],
         instead: "a DaemonSet has one pod on each node that it chooses",
     },
-    Absent {
-        group: "policy",
-        plurals: &["poddisruptionbudgets"],
-        instead: "a DaemonSet has maxUnavailable and kedge.dev/max-failures",
-    },
     Absent { group: "networking.k8s.io", plurals: &["ingresses", "ingressclasses"], instead: NO_NETWORK },
     Absent {
         group: "networking.k8s.io",
@@ -49,7 +44,6 @@ static ABSENT: &[Absent] = &[
         plurals: &["storageclasses", "volumeattachments", "csidrivers", "csinodes", "csistoragecapacities"],
         instead: VOLUMES,
     },
-    Absent { group: "node.k8s.io", plurals: &["runtimeclasses"], instead: "each node has one runtime" },
     Absent {
         group: "resource.k8s.io",
         plurals: &["resourceclaims", "resourceclaimtemplates", "resourceslices", "deviceclasses"],

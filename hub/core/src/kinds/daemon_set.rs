@@ -197,11 +197,16 @@ fn validate_selector(spec: &Value, errors: &mut FieldErrors) {
 
 /// Whether a label selector selects these labels.
 pub fn selects(selector: &Value, labels: &Value) -> bool {
+    selects_by(selector, |key| labels.get(key).and_then(Value::as_str))
+}
+
+/// The same for labels that `label` looks up.
+pub fn selects_by<'a>(selector: &Value, label: impl Fn(&str) -> Option<&'a str>) -> bool {
     let equal = selector["matchLabels"].as_object().into_iter().flatten();
     let rules = selector["matchExpressions"].as_array().into_iter().flatten();
     let holds = |rule: &Value| {
-        let found = labels.get(text(rule, &["key"]));
-        let listed = |value: &Value| rule["values"].as_array().is_some_and(|values| values.contains(value));
+        let found = label(text(rule, &["key"]));
+        let listed = |value: &str| rules::list(rule, "values").iter().any(|one| one == value);
         match text(rule, &["operator"]) {
             "In" => found.is_some_and(listed),
             "NotIn" => found.is_none_or(|value| !listed(value)),
@@ -210,7 +215,8 @@ pub fn selects(selector: &Value, labels: &Value) -> bool {
             _ => false,
         }
     };
-    equal.into_iter().all(|(key, value)| labels.get(key) == Some(value)) && rules.into_iter().all(holds)
+    equal.into_iter().all(|(key, value)| label(key).is_some_and(|found| value == found))
+        && rules.into_iter().all(holds)
 }
 
 /// A whole number, or a percentage of at most 100; `None` if it is neither.

@@ -88,8 +88,6 @@ pub struct Kind {
     /// The paths in a new object that `prepare` sets and upstream sets by admission: they have no manager,
     /// while defaulted fields belong to the creator.
     pub admitted: &'static [&'static [&'static str]],
-    /// The reason why a new object, as its creator sent it, is forbidden (403); upstream's admission plugins.
-    pub forbids: fn(&Value) -> Option<String>,
     /// The kind's own rules; metadata was validated before.
     pub validate: fn(new: &Value, old: Option<&Value>, errors: &mut FieldErrors),
     /// Sentences for `Warning` headers about an accepted change; only about fields that this change sets, so
@@ -173,7 +171,6 @@ impl Kind {
         convert: nothing_to_convert,
         prepare: no_defaults,
         admitted: &[],
-        forbids: |_| None,
         validate: no_rules,
         warnings: no_warnings,
     };

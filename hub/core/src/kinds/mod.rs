@@ -12,6 +12,7 @@ pub mod config_map;
 pub mod config_rollout;
 pub mod controller_revision;
 pub mod daemon_set;
+pub mod disruption_budget;
 pub mod event;
 mod event_view;
 mod internal;
@@ -27,6 +28,7 @@ mod pod_status;
 pub mod priority_class;
 pub mod rbac;
 pub mod rules;
+pub mod runtime_class;
 pub mod schema;
 pub mod secret;
 pub mod service;
@@ -42,6 +44,7 @@ pub use config_map::CONFIG_MAP;
 pub use config_rollout::CONFIG_ROLLOUT;
 pub use controller_revision::CONTROLLER_REVISION;
 pub use daemon_set::DAEMON_SET;
+pub use disruption_budget::DISRUPTION_BUDGET;
 pub use event::EVENT;
 pub use event_view::EVENT_VIEW;
 pub use internal::{CREDENTIAL, HUB_STATE};
@@ -52,6 +55,7 @@ pub use node::NODE;
 pub use pod::POD;
 pub use priority_class::PRIORITY_CLASS;
 pub use rbac::{CLUSTER_ROLE, CLUSTER_ROLE_BINDING, ROLE, ROLE_BINDING};
+pub use runtime_class::RUNTIME_CLASS;
 pub use secret::SECRET;
 pub use service::SERVICE;
 pub use service_account::SERVICE_ACCOUNT;
@@ -69,12 +73,14 @@ pub static KINDS: &[&Kind] = &[
     &CONTROLLER_REVISION,
     &DAEMON_SET,
     &CERTIFICATE_REQUEST,
+    &DISRUPTION_BUDGET,
     &CLUSTER_ROLE_BINDING,
     &CLUSTER_ROLE,
     &ROLE_BINDING,
     &ROLE,
     &PRIORITY_CLASS,
     &LEASE,
+    &RUNTIME_CLASS,
     &CONFIG_ROLLOUT,
     &CREDENTIAL,
     &HUB_STATE,

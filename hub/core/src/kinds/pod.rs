@@ -81,8 +81,8 @@ pub static POD: Kind = Kind {
         &["spec", "priorityClassName"],
         &["spec", "preemptionPolicy"],
         &["spec", "tolerations"],
+        &["spec", "overhead"],
     ],
-    forbids,
     validate,
     warnings,
     ..Kind::USUAL
@@ -320,17 +320,6 @@ fn tolerate_lost_node(spec: &mut Map<String, Value>) {
         if !list.iter().any(covers) {
             list.push(json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": TOLERATED_SECS}));
         }
-    }
-}
-
-/// Upstream's admission of runtime classes. The hub serves none, so a pod cannot use one.
-fn forbids(pod: &Value) -> Option<String> {
-    let spec = &pod["spec"];
-    match text(spec, &["runtimeClassName"]) {
-        "" => spec.get("overhead").is_some().then(|| {
-            "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead".to_owned()
-        }),
-        runtime => Some(format!("pod rejected: RuntimeClass {runtime:?} not found")),
     }
 }
 
@@ -765,19 +754,6 @@ mod tests {
             pod["metadata"]["annotations"][MIRROR_ANNOTATION] = "x".into();
         });
         check(&mirror, Some(60), 0, "2026-01-01T00:00:00Z");
-    }
-
-    #[test]
-    fn pod_has_no_runtime_class() {
-        let check = |spec: Value, expect: &str| {
-            assert_eq!(forbids(&json!({"spec": spec})).as_deref().unwrap_or(""), expect);
-        };
-        check(json!({}), "");
-        check(json!({"runtimeClassName": "gvisor"}), "pod rejected: RuntimeClass \"gvisor\" not found");
-        let overhead = "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead";
-        check(json!({"overhead": {"cpu": "1"}}), overhead);
-        let made = pod(|_| {});
-        assert_eq!(made["spec"]["priority"], 0);
     }
 
     #[test]

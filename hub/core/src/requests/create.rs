@@ -8,6 +8,7 @@ use super::allowance::{check_size, quota};
 use super::delete::check_unchanged;
 use super::objects::Objects;
 use super::priority;
+use super::runtime;
 use super::service_account;
 use super::types::{Answer, Decision, Fresh, Pending, Place};
 use super::write_options::WriteOptions;
@@ -131,12 +132,10 @@ pub(super) fn compose(
     if service::is_own(kind, namespace, text(&value, &["metadata", "name"])) {
         return Err(ApiError::forbidden_object(kind, service::NAME, service::OWN));
     }
-    if let Some(why) = (kind.forbids)(&value) {
-        return Err(ApiError::forbidden_object(kind, text(&value, &["metadata", "name"]), &why));
-    }
     let claim = apply::take_claim(&mut value);
     let given: Vec<bool> = kind.admitted.iter().map(|path| at(&value, path).is_some()).collect();
     priority::admit(objects, kind, &mut value)?;
+    runtime::admit(objects, kind, &mut value)?;
     let mut value = new_object(kind, value, fresh)?;
     let before = set_by_nobody(kind, &value, &given);
     apply::track(kind, &before, &mut value, claim, options.owner, (false, &fresh.stamp()));

@@ -20,6 +20,7 @@ mod fixture;
 mod objects;
 mod priority;
 mod renewal;
+mod runtime;
 mod service_account;
 mod streams;
 mod types;

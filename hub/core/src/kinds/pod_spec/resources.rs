@@ -180,6 +180,11 @@ fn validate(resources: &Value, validate_name: fn(&str, &str, &mut Errors), path:
     }
 }
 
+/// What the pods of a runtime class take beside their containers.
+pub(in crate::kinds) fn validate_overhead(resources: &Value, path: &str, errors: &mut Errors) {
+    validate(resources, validate_container_name, path, errors);
+}
+
 /// The resources of a whole pod, and that its containers stay within them.
 pub(super) fn validate_pod(spec: &Value, path: &str, errors: &mut Errors) {
     let Some(resources) = spec.get("resources") else { return };
