@@ -4,7 +4,7 @@ _kedge_hub() {
     for ((at = 1; at < COMP_CWORD; at++)); do
         if [ -n "$skip" ]; then skip=''; continue; fi
         case ${COMP_WORDS[at]} in
-        --advertise|--config-rollouts|--data-dir|--description|--expired-node-may-renew|--keep|--kubeconfig|--leave|--life|--listen|--log-level|--names|--namespace|--node|--node-certificate-life|--node-monitor-grace-period|--only|--out|--output|--reason|--role|--rollout-pre-pull|--server|--tls-san|--ttl|--user|--uses) skip=1 ;;
+        --advertise|--config-rollouts|--data-dir|--description|--expired-node-may-renew|--keep|--kubeconfig|--leave|--life|--listen|--log-level|--names|--namespace|--node|--node-certificate-life|--node-monitor-grace-period|--only|--out|--output|--p12|--reason|--role|--rollout-pre-pull|--server|--tls-san|--ttl|--user|--uses) skip=1 ;;
         -*) ;;
         *) given="$given ${COMP_WORDS[at]}" ;;
         esac
@@ -14,7 +14,7 @@ _kedge_hub() {
     --log-level) mapfile -t COMPREPLY < <(compgen -W "error warn info debug" -- "$word"); return ;;
     --output) mapfile -t COMPREPLY < <(compgen -W "table json" -- "$word"); return ;;
     --rollout-pre-pull) mapfile -t COMPREPLY < <(compgen -W "on off" -- "$word"); return ;;
-    --data-dir|--kubeconfig|--names|--out) mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
+    --data-dir|--kubeconfig|--names|--out|--p12) mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     esac
     case $given in
     " serve"*) choices="--listen --advertise --tls-san --node-monitor-grace-period --node-certificate-life --expired-node-may-renew --rollout-pre-pull --config-rollouts --fenced --log-level --data-dir --help" ;;
@@ -34,9 +34,10 @@ _kedge_hub() {
     " denied list"*) choices="--data-dir --output --help" ;;
     " denied lift"*) choices="--data-dir --output --help" ;;
     " denied") choices="list lift --help" ;;
-    " user create"*) choices="--role --server --life --out --namespace --data-dir --help" ;;
+    " user create"*) choices="--role --server --life --out --p12 --namespace --data-dir --help" ;;
+    " user list"*) choices="--data-dir --output --help" ;;
     " user revoke"*) choices="--reason --data-dir --help" ;;
-    " user") choices="create revoke --help" ;;
+    " user") choices="create list revoke --help" ;;
     " kubeconfig"*) choices="--user --server --life --out --data-dir --help" ;;
     " rollout"*) choices="--namespace --watch --data-dir --output --help" ;;
     " controllers"*) choices="--kubeconfig --only --log-level --help" ;;

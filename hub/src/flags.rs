@@ -440,6 +440,7 @@ impl Raw {
             "role" => self.user.role = Some(text()?),
             "server" => self.user.server = Some(text()?),
             "user" => self.user.user = Some(text()?),
+            "p12" => self.user.p12 = path(),
             "leave" => self.leave = Some(text()?),
             "back" => self.back = true,
             "fenced" => self.fenced = true,

@@ -154,7 +154,14 @@ pub const COMMANDS: &[Command] = &[
         "NAME",
         "make credentials for a person, bind a role to the name, and print a kubeconfig",
         "The key is made here; the certificate has the name and no group. With --role the hub must be running.",
-        &["role", "namespace", "life", "server", "out", "data-dir"],
+        &["role", "namespace", "life", "server", "out", "p12", "data-dir"],
+    ),
+    command(
+        "user list",
+        "",
+        "print the people who have a role or are denied",
+        "A name that was given credentials and no role is in the audit log alone. The hub must be running.",
+        &["data-dir", "output"],
     ),
     command(
         "user revoke",
@@ -296,6 +303,12 @@ pub const FLAGS: &[Flag] = &[
         "how long its certificate lives, 1d to 50y [--node-certificate-life of the hub; 1y for a person]",
     ),
     flag("out", "FILE", "write it there, readable by its owner alone, instead of printing it"),
+    flag(
+        "p12",
+        "FILE",
+        "write the credentials there for a browser (PKCS#12), and print the passphrase of the file once; without --out no \
+         kubeconfig is printed",
+    ),
     flag("reason", "TEXT", "why, for others to read"),
     flag("force", "", "also a name that this hub does not know"),
     flag(
@@ -524,6 +537,7 @@ mod tests {
         "denied list",
         "denied lift user.jane",
         "user create jane",
+        "user list",
         "user revoke jane",
         "kubeconfig",
         "rollout agent",

@@ -38,11 +38,11 @@ pub fn run(options: &NodeKubeconfig) -> Result<Printed, String> {
     if url.is_none() {
         warnings.extend(guess(data_dir, &format!("does node {name} find")));
     }
-    let file = out.as_deref().map(checked).transpose()?;
+    let file = out.as_deref().map(|path| checked("--out", path)).transpose()?;
     let made = pki::node_kubeconfig(data_dir, name, url, *life, OffsetDateTime::now_utc());
     let text = made.map_err(|error| error.to_string())?;
     let Some(path) = file else { return Ok(Printed { out: text, warnings }) };
-    pki::write_secret(&path, &text).map_err(|error| error.to_string())?;
+    pki::write_secret(&path, text.as_bytes()).map_err(|error| error.to_string())?;
     Ok(Printed {
         out: format!("{}: credentials of node {name}, keep them secret\n", path.display()),
         warnings,
@@ -79,11 +79,11 @@ pub(crate) fn refusal(data_dir: &Path, name: &str) -> Result<Option<String>, Str
     )))
 }
 
-/// Checks that the file at this path may be replaced; returns its path.
-pub(crate) fn checked(path: &Path) -> Result<PathBuf, String> {
+/// Checks that the file at the path of this flag may be replaced; returns its path.
+pub(crate) fn checked(flag: &str, path: &Path) -> Result<PathBuf, String> {
     match fs::symlink_metadata(path) {
         Ok(found) if !found.is_file() => {
-            Err(format!("--out is {}, which is no file; give the name of a file", path.display()))
+            Err(format!("{flag} is {}, which is no file; give the name of a file", path.display()))
         }
         // a path that cannot be examined cannot be written either, and the write returns the reason
         _ => Ok(path.to_owned()),

@@ -100,14 +100,14 @@ pub async fn run(
 /// As [`run`]; or the file cannot be written.
 pub async fn bootstrap(options: &NodeBootstrap) -> Result<Printed, String> {
     let NodeBootstrap { name, data_dir, token: new, out } = options;
-    let file = out.as_deref().map(checked).transpose()?;
+    let file = out.as_deref().map(|path| checked("--out", path)).transpose()?;
     let mut warnings = Vec::new();
     let meeting = meeting(data_dir, new, &mut |text: &str| warnings.push(text.to_owned()))?;
     refuse_revoked(data_dir, name)?;
     let token = create(data_dir, new, &Names::One(name.clone()), true).await?;
     let text = meeting.bootstrap_kubeconfig(name, &token.shown());
     let Some(path) = file else { return Ok(Printed { out: text, warnings }) };
-    pki::write_secret(&path, &text).map_err(|error| error.to_string())?;
+    pki::write_secret(&path, text.as_bytes()).map_err(|error| error.to_string())?;
     let (path, what) = (path.display(), explanation(&token));
     Ok(Printed { out: format!("{path}: bootstrap kubeconfig, keep it secret; {what}\n"), warnings })
 }

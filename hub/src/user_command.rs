@@ -1,21 +1,22 @@
-//! `kedge-hub user create|revoke` and `kedge-hub kubeconfig`: credentials for people, each with a name.
+//! `kedge-hub user create|list|revoke` and `kedge-hub kubeconfig`: credentials for people, each with a name.
 //!
 //! Always holds: the key is made here and only printed. The certificate has the user's name and no group, so
 //! its rights are those that bindings give to the name, and a revocation of the name ends them. No
 //! credentials are made for a revoked user. The role is bound before anything is signed, by the running hub,
 //! so the audit log has both. Left to others: the credentials (`pki`), the request (`asking`).
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use kedge_api::percent_encoded;
 use kedge_hub_core::identity::denied::{
     self, DENY_LIST_NAME, DENY_LIST_NAMESPACE, DenyList, revocation_of_user,
 };
-use kedge_hub_core::kinds::{CONFIG_MAP, rbac};
+use kedge_hub_core::kinds::{CONFIG_MAP, rbac, text};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use crate::asking::ask;
+use crate::asking::{self, ask};
 use crate::flags::{AdminKubeconfig, NewUser, Target, UserAct, UserCommand};
 use crate::fresh::now_text;
 use crate::kubeconfig_command::{Printed, checked, guess};
@@ -33,6 +34,9 @@ const MAPS: &str = "/api/v1/namespaces/kube-system/configmaps";
 pub async fn run(command: &UserCommand) -> Result<Printed, String> {
     match &command.act {
         UserAct::Create(new) => create(&command.data_dir, new).await,
+        UserAct::List { json } => {
+            list(&command.data_dir, *json).await.map(|out| Printed { out, warnings: Vec::new() })
+        }
         UserAct::Revoke { name, reason } => {
             revoke(&command.data_dir, name, reason).await.map(|out| Printed { out, warnings: Vec::new() })
         }
@@ -45,7 +49,9 @@ pub async fn run(command: &UserCommand) -> Result<Printed, String> {
 /// The directory is not that of a hub that was started once; a file cannot be written.
 pub fn admin(options: &AdminKubeconfig) -> Result<Printed, String> {
     let AdminKubeconfig { data_dir, target } = options;
-    let mut printed = print(data_dir, target, ADMIN_USER, |url| pki::admin_kubeconfig(data_dir, url))?;
+    let (url, warnings) = address(data_dir, target);
+    let text = pki::admin_kubeconfig(data_dir, url).map_err(|error| error.to_string())?;
+    let mut printed = print(target, ADMIN_USER, text, warnings)?;
     printed.warnings.push(
         "these are the credentials of all administrators, the last way in, and cannot be revoked by name; for a person make others: \
          `kedge-hub user create NAME --role cluster-admin`"
@@ -65,39 +71,99 @@ async fn create(data_dir: &Path, new: &NewUser) -> Result<Printed, String> {
             new.name
         ));
     }
-    let file = new.target.out.as_deref().map(checked).transpose()?;
+    for (flag, path) in [("--out", &new.target.out), ("--p12", &new.p12)] {
+        path.as_deref().map(|path| checked(flag, path)).transpose()?;
+    }
     let bound = match &new.role {
         Some(role) => Some(bind(data_dir, new, role).await?),
         None => None,
     };
-    let target = Target { server: new.target.server.clone(), out: file };
-    let now = OffsetDateTime::now_utc();
-    let made = |url| pki::user_kubeconfig(data_dir, &new.name, url, new.life, now);
-    let mut printed = print(data_dir, &target, &new.name, made)?;
+    let (url, warnings) = address(data_dir, &new.target);
+    let made = pki::user_credentials(data_dir, &new.name, url, new.life, OffsetDateTime::now_utc());
+    let made = made.map_err(|error| error.to_string())?;
+    let browser = new.p12.as_ref().map(|path| for_browser(path, &new.name, &made)).transpose()?;
+    let mut printed = match (&browser, &new.target.out) {
+        (Some(_), None) => Printed { out: String::new(), warnings },
+        _ => print(&new.target, &new.name, made.kubeconfig, warnings)?,
+    };
+    printed.out.extend(browser);
     printed.warnings.extend(bound.is_none().then(|| {
         format!("no role was bound: user {} has the rights that bindings of the name give", new.name)
     }));
     Ok(printed)
 }
 
-/// Writes a kubeconfig to its file, or returns its text.
-fn print(
-    data_dir: &Path,
-    target: &Target,
-    user: &str,
-    make: impl FnOnce(Option<String>) -> Result<String, pki::PkiError>,
-) -> Result<Printed, String> {
-    let url = target.server.as_ref().map(|to| server_url(&to.host, to.port.unwrap_or_default()));
-    let mut warnings = Vec::new();
-    if url.is_none() {
-        warnings.extend(guess(data_dir, "does that machine find"));
+/// Writes the file for a browser; returns what to print.
+fn for_browser(path: &Path, user: &str, made: &pki::UserCredentials) -> Result<String, String> {
+    let (file, passphrase) = made.pkcs12()?;
+    pki::write_secret(path, &file).map_err(|error| error.to_string())?;
+    Ok(format!(
+        "{}: credentials of user {user} for a browser, keep them secret\n\
+         passphrase of the file, shown only now: {passphrase}\n",
+        path.display()
+    ))
+}
+
+/// The hub's address for the machine that the credentials are for, if one was given; else a warning where
+/// the published one is a guess.
+fn address(data_dir: &Path, target: &Target) -> (Option<String>, Vec<String>) {
+    match &target.server {
+        Some(to) => (Some(server_url(&to.host, to.port.unwrap_or_default())), Vec::new()),
+        None => (None, guess(data_dir, "does that machine find").into_iter().collect()),
     }
-    let file = target.out.as_deref().map(checked).transpose()?;
-    let text = make(url).map_err(|error| error.to_string())?;
+}
+
+/// Writes a kubeconfig to its file, or returns its text.
+fn print(target: &Target, user: &str, text: String, warnings: Vec<String>) -> Result<Printed, String> {
+    let file = target.out.as_deref().map(|path| checked("--out", path)).transpose()?;
     let Some(path) = file else { return Ok(Printed { out: text, warnings }) };
-    pki::write_secret(&path, &text).map_err(|error| error.to_string())?;
+    pki::write_secret(&path, text.as_bytes()).map_err(|error| error.to_string())?;
     let out = format!("{}: credentials of user {user}, keep them secret\n", path.display());
     Ok(Printed { out, warnings })
+}
+
+/// The people with a role of their own or a denial.
+async fn list(data_dir: &Path, json: bool) -> Result<String, String> {
+    let mut people: BTreeMap<String, (Vec<String>, &str)> = BTreeMap::new();
+    for sort in ["clusterrolebindings", "rolebindings"] {
+        let found = ask(data_dir, "GET", &format!("{RIGHTS}/{sort}"), &Value::Null).await?;
+        for binding in list_of(&found, "items") {
+            let role = text(binding, &["roleRef", "name"]);
+            let role = match text(binding, &["metadata", "namespace"]) {
+                "" => role.to_owned(),
+                namespace => format!("{role} in {namespace}"),
+            };
+            let people_of = list_of(binding, "subjects").iter().filter(|subject| subject["kind"] == "User");
+            for subject in people_of {
+                let name = text(subject, &["name"]);
+                // programs of a cluster have such names
+                if !name.starts_with("system:") {
+                    people.entry(name.to_owned()).or_insert((Vec::new(), "")).0.push(role.clone());
+                }
+            }
+        }
+    }
+    let denied = ask(data_dir, "GET", "/kedge/denials", &Value::Null).await?;
+    for denial in list_of(&denied, "denials") {
+        let Some(name) = denied::user_of(text(denial, &["entry"])) else { continue };
+        let of = people.entry(name).or_insert((Vec::new(), ""));
+        of.1 = if denial["explanation"]["readmitted"].is_string() { "readmitted" } else { "revoked" };
+    }
+    if json {
+        let all: Vec<Value> = people
+            .iter()
+            .map(|(name, (roles, state))| json!({"name": name, "roles": roles, "denial": state}))
+            .collect();
+        return Ok(format!("{:#}\n", json!({"users": all})));
+    }
+    let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    let rows =
+        people.into_iter().map(|(name, (roles, state))| [name, shown(&roles.join(", ")), shown(state)]);
+    Ok(asking::table(["USER", "ROLES", "DENIAL"], rows))
+}
+
+fn list_of<'a>(value: &'a Value, field: &str) -> &'a [Value] {
+    value[field].as_array().map_or(&[], Vec::as_slice)
 }
 
 /// Binds a role that exists to the user's name.
@@ -223,6 +289,7 @@ mod tests {
             namespace: None,
             life: time::Duration::days(30),
             target,
+            p12: None,
         };
         let printed = create(&data, &new(Target::default())).await.unwrap();
         let jane = identity(&printed.out);
@@ -237,6 +304,17 @@ mod tests {
         assert!(printed.out.contains("credentials of user jane@example.com"), "{}", printed.out);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(fs::read_to_string(&path).unwrap().contains("https://hub.example:443"));
+        // for a browser alone
+        let p12 = data.join("jane.p12");
+        let for_browser = NewUser { p12: Some(p12.clone()), ..new(Target::default()) };
+        let printed = create(&data, &for_browser).await.unwrap();
+        assert!(printed.out.contains("passphrase of the file, shown only now: "), "{}", printed.out);
+        assert!(!printed.out.contains("client-key-data"), "{}", printed.out);
+        assert_eq!(fs::metadata(&p12).unwrap().permissions().mode() & 0o777, 0o600);
+        let passphrase = printed.out.trim().rsplit(' ').next().unwrap();
+        assert!(!fs::read_to_string(data.join("audit.log")).unwrap().contains(passphrase));
+        let nowhere = NewUser { p12: Some(data.path().to_owned()), ..new(Target::default()) };
+        assert!(create(&data, &nowhere).await.unwrap_err().contains("--p12 is"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Advertised, Command, FlagError, LIVES_BY_HAND, Raw, advertised, data_dir, days, value};
+use super::{Advertised, Command, FlagError, LIVES_BY_HAND, Raw, advertised, data_dir, days, is_json, value};
 use crate::pki::{ADMIN_USER, is_dns_subdomain};
 
 /// How long the certificate of a person lives, unless `--life` says otherwise.
@@ -22,6 +22,7 @@ pub struct UserCommand {
 #[derive(Debug, PartialEq)]
 pub enum UserAct {
     Create(NewUser),
+    List { json: bool },
     Revoke { name: String, reason: String },
 }
 
@@ -35,6 +36,8 @@ pub struct NewUser {
     pub namespace: Option<String>,
     pub life: time::Duration,
     pub target: Target,
+    /// The file for a browser.
+    pub p12: Option<PathBuf>,
 }
 
 /// Options of `kubeconfig` without `--user`: the administrator's credentials.
@@ -60,17 +63,19 @@ pub(super) struct RawUser {
     pub(super) role: Option<String>,
     pub(super) server: Option<String>,
     pub(super) user: Option<String>,
+    pub(super) p12: Option<PathBuf>,
 }
 
 pub(super) fn user(raw: &Raw) -> Result<Command, FlagError> {
     let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
     let act = match words.as_slice() {
         ["create", name] => UserAct::Create(new_user(raw, checked("user create", name)?)?),
+        ["list"] => UserAct::List { json: is_json(raw.output.as_deref())? },
         ["revoke", name] => {
             let reason = raw.reason.clone().unwrap_or_default();
             UserAct::Revoke { name: checked("user revoke", name)?, reason }
         }
-        words => return Err(value("user", &words.join(" "), "create NAME or revoke NAME")),
+        words => return Err(value("user", &words.join(" "), "create NAME, list or revoke NAME")),
     };
     Ok(Command::User(UserCommand { data_dir: data_dir(raw.data_dir.clone())?, act }))
 }
@@ -105,6 +110,9 @@ fn new_user(raw: &Raw, name: String) -> Result<NewUser, FlagError> {
     if let Some(namespace) = raw.namespace.as_deref().filter(|name| !is_dns_subdomain(name)) {
         return Err(value("--namespace", namespace, "the name of a namespace"));
     }
+    if raw.user.p12.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
+        return Err(value("--p12", "", "the name of a file"));
+    }
     let life = raw.life.as_deref().map(|text| days("--life", text, LIVES_BY_HAND)).transpose()?;
     Ok(NewUser {
         name,
@@ -112,6 +120,7 @@ fn new_user(raw: &Raw, name: String) -> Result<NewUser, FlagError> {
         namespace: raw.namespace.clone(),
         life: life.unwrap_or(USER_LIFE),
         target: target(raw)?,
+        p12: raw.user.p12.clone(),
     })
 }
 
@@ -179,7 +188,10 @@ mod tests {
         assert_eq!((found.role, found.life, found.target.out), (None, USER_LIFE, Some("x".into())));
         refused("user create admin", "system:masters");
         refused("user create system:node:a", "letters, digits");
-        refused("user create", "create NAME or revoke NAME");
+        refused("user create", "create NAME, list or revoke NAME");
+        refused("user list x", "create NAME, list or revoke NAME");
+        refused("user create a --p12 ", "--p12 is \"\"");
+        refused("kubeconfig --user a --p12 b", "--p12 has no meaning");
         refused("user create a --role b/c", "--role is");
         refused("user create a -n shop", "--role beside it");
         refused("user create a --life 0d", "--life is");

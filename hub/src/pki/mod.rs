@@ -22,6 +22,7 @@ mod error;
 mod handshakes;
 pub mod issue_numbers;
 mod kubeconfig;
+mod pkcs12;
 mod tickets;
 mod tokens;
 
@@ -366,20 +367,47 @@ pub fn node_kubeconfig(
     Ok(kubeconfig::text(&url, &authorities.bundle(), &user, &node.certificate_pem(), &node.key_pem()))
 }
 
+/// The credentials of a person.
+#[derive(Debug)]
+pub struct UserCredentials {
+    pub kubeconfig: String,
+    own: Credential,
+    name: String,
+}
+
+impl UserCredentials {
+    /// The same certificate and key as a PKCS#12 file, and its passphrase, which nothing keeps.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn pkcs12(&self) -> Result<(Vec<u8>, String), String> {
+        let random = ring::rand::SystemRandom::new();
+        let made = pkcs12::passphrase(&random).and_then(|passphrase| {
+            let key = self.own.private_key();
+            let file =
+                pkcs12::file(&self.name, &self.own.certificate, key.secret_der(), &passphrase, &random)?;
+            Ok((file, passphrase))
+        });
+        made.map_err(|_| "the system has no random numbers".to_owned())
+    }
+}
+
 /// As [`node_kubeconfig`], for a person: the certificate has this name, and no group.
-pub fn user_kubeconfig(
+pub fn user_credentials(
     data_dir: &Path,
     name: &str,
     url: Option<String>,
     life: Duration,
     now: OffsetDateTime,
-) -> Result<String, PkiError> {
+) -> Result<UserCredentials, PkiError> {
     let (authorities, url) = opened(data_dir, url)?;
     let user = authorities.signing().issue_user(name, taken_number(data_dir)?, now, life)?;
     let object = ObjectRef { version: "v1", resource: "users", name, ..ObjectRef::default() };
     append_line(data_dir, "issue", object, &certificate_notes(&user.certificate))
         .map_err(|source| PkiError::Unrecorded { name: name.to_owned(), source })?;
-    Ok(kubeconfig::text(&url, &authorities.bundle(), name, &user.certificate_pem(), &user.key_pem()))
+    let kubeconfig =
+        kubeconfig::text(&url, &authorities.bundle(), name, &user.certificate_pem(), &user.key_pem());
+    Ok(UserCredentials { kubeconfig, own: user, name: name.to_owned() })
 }
 
 /// The administrator's kubeconfig for another machine: the same credentials, and the address by which others
@@ -453,10 +481,10 @@ fn pin(der: &[u8]) -> Option<String> {
 ///
 /// # Errors
 /// It cannot be written; the text names it.
-pub fn write_secret(path: &Path, text: &str) -> Result<(), PkiError> {
+pub fn write_secret(path: &Path, content: &[u8]) -> Result<(), PkiError> {
     let bare = path.parent().is_some_and(|parent| parent.as_os_str().is_empty());
     let named = if bare { Path::new(".").join(path) } else { path.to_owned() };
-    files::write(&named, text.as_bytes(), files::SECRET, Flush::Now)
+    files::write(&named, content, files::SECRET, Flush::Now)
         .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
 }
 

@@ -52,6 +52,13 @@ fn person_has_a_role_a_name_and_an_end() {
         contains(line, &["\"username\":\"root\""]);
         contains(&log, &["\"jane@example.com\"", "\"issue\"", "clusterrolebindings"]);
 
+        let listed = made(&["user", "list"]);
+        let row =
+            |name: &str| listed.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+        contains(&row("jane@example.com"), &["view in default", "-"]);
+        contains(&row("root"), &["cluster-admin"]);
+        assert!(!listed.contains("system:"), "{listed}");
+
         // the role must exist, and nothing is made without it
         let outcome = hub.command(&["user", "create", "joe", "--role", "veiw"]);
         assert_eq!((outcome.code, &*outcome.out), (Some(1), ""));

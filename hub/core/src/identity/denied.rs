@@ -611,6 +611,11 @@ pub fn user_key(user: &str) -> String {
     })
 }
 
+/// The user of a key, if it denies one.
+pub fn user_of(key: &str) -> Option<String> {
+    key.strip_prefix(USER).and_then(decode)
+}
+
 /// The entry that denies a user, and its explanation.
 pub fn revocation_of_user(name: &str, by: &str, time: &str, reason: &str) -> (String, String) {
     let reason: String = reason.chars().take(REASON_CHARS).collect();
