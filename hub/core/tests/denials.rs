@@ -87,8 +87,14 @@ impl World {
                 self.is_admitted[node] = false;
                 self.kill(node);
             }
-            6 | 7 if !self.is_admitted[node] => {
+            6 if !self.is_admitted[node] => {
                 self.change(node, time, |change, list, node| change.readmit(list, node));
+                self.is_admitted[node] = true;
+            }
+            7 if !self.is_admitted[node] => {
+                self.change(node, time, |change, list, node| {
+                    assert!(denied::lift(list, &format!("node.{node}"), change).is_some());
+                });
                 self.is_admitted[node] = true;
             }
             8 => {

@@ -3,7 +3,7 @@
 
 use crate::programs::{Kubectl, contains, registered, table, until, with_every_kubectl, with_newest_kubectl};
 use crate::server::Hub;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// The same kubectl with a token of the service account `default/NAME`, which is created if it is missing.
 pub(crate) fn program(hub: &Hub, kubectl: &Kubectl, name: &str) -> Kubectl {
@@ -277,6 +277,35 @@ fn token_that_patches_nodes_commands_none() {
                 &["cannot assign resource \"nodes/config\" in API group \"\" at the cluster scope"],
             );
         }
+        // flannel patches the status alone, and has its annotations there
+        let flannel = program(hub, kubectl, "flannel");
+        kubectl.ok("create clusterrole flannel-nodes --verb=get,list,watch --resource=nodes");
+        kubectl.ok("create clusterrole flannel-status --verb=patch --resource=nodes/status");
+        for role in ["flannel-nodes", "flannel-status"] {
+            kubectl.ok(&format!(
+                "create clusterrolebinding {role} --clusterrole={role} --serviceaccount=default:flannel"
+            ));
+        }
+        let status =
+            |part: Value| format!("patch node edge-1 --subresource=status --type=strategic -p '{part}'");
+        let own = json!({"flannel.alpha.coreos.com/public-ip": "10.0.0.7"});
+        flannel.ok(&status(json!({"metadata": {"annotations": own}})));
+        let commands = ["forgive", "release-pods", "decommission", "rotate", "hold-promotion"];
+        for command in commands {
+            let value = if command == "decommission" { "x,wipe" } else { "x" };
+            let part = json!({"metadata": {"annotations": {format!("kedge.dev/{command}"): value}}});
+            contains(&flannel.fails(&status(part)), &["resource \"nodes/config\" in API group \"\""]);
+        }
+        let ring = json!({"metadata": {"labels": {"fleet.kedge.dev/ring": "canary"}}});
+        contains(&flannel.fails(&status(ring)), &["cannot assign resource \"nodes/config\""]);
+        // a status patch changes no spec, whoever sends it
+        flannel.run(&status(source.clone()));
+        let node = hub.stored("/api/v1/nodes/edge-1");
+        assert_eq!(node["spec"].get("configSource"), None, "{node}");
+        for command in commands {
+            assert_eq!(node["metadata"]["annotations"].get(format!("kedge.dev/{command}")), None, "{node}");
+        }
+        assert_eq!(node["metadata"]["annotations"]["flannel.alpha.coreos.com/public-ip"], "10.0.0.7");
         kubectl.ok("create clusterrolebinding assigns --clusterrole=kedge:assign --user=jane");
         kubectl.ok("label node edge-1 fleet.kedge.dev/ring=canary --as jane");
         kubectl.ok("annotate node edge-1 kedge.dev/forgive=x --as jane");
