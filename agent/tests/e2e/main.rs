@@ -9,6 +9,7 @@
 mod assignment;
 mod authority;
 mod calls;
+mod config_rollouts;
 mod crash;
 mod identity;
 mod join;
