@@ -93,6 +93,16 @@ class Cluster:
                 return one
         return None
 
+    def write_kubeconfig(self, path, user):
+        """For a user with these credentials."""
+        authority = base64.b64encode((self.folder / "ca.crt").read_bytes()).decode()
+        Path(path).write_text(json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "clusters": [{"name": "k", "cluster": {"server": self.url, "certificate-authority-data": authority}}],
+            "users": [{"name": "u", "user": user}],
+        }))
+
     def certificate_hash(self):
         public = subprocess.run(
             f"openssl x509 -in {self.folder}/ca.crt -pubkey -noout | openssl pkey -pubin -outform der",
@@ -117,8 +127,8 @@ class Cluster:
              "subjects": [{"kind": "User", "apiGroup": rbac, "name": "system:anonymous"}]},
         )
 
-    def token(self, number, *groups):
-        """A bootstrap token as `kubeadm token create --groups`; returns it."""
+    def token(self, number, *groups, **more):
+        """A bootstrap token as `kubeadm token create --groups`, and with other keys; returns it."""
         identity, secret = f"abcd{number:02}", f"0123456789abcd{number:02}"
         self.apply({
             "apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
@@ -126,7 +136,7 @@ class Cluster:
             "stringData": {
                 "token-id": identity, "token-secret": secret,
                 "usage-bootstrap-authentication": "true", "usage-bootstrap-signing": "true",
-                "auth-extra-groups": ",".join(groups),
+                **({"auth-extra-groups": ",".join(groups)} if groups else {}), **more,
             },
         })
         return f"{identity}.{secret}"
