@@ -316,6 +316,8 @@ fn scenarios_hold_beside_kubernetes() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/kubernetes/config-rollouts.yaml");
     kubectl.ok_with("apply -f -", &fs::read_to_string(manifest).unwrap());
     kubectl.ok("wait --for condition=established crd/configrollouts.fleet.kedge.dev --timeout=60s");
+    // its storage answers a moment later: until then it is a 429, after which kubectl asks again
+    kubectl.ok("get configrollouts");
     let mut served = Served::beside(cluster);
     rollout_scenarios::all().for_each(|scenario| scenario.run(&mut Shared(&mut served)));
 }
