@@ -627,7 +627,6 @@ impl Actors {
         }
         self.heard(key, answer, turn);
         if let RequestKey::Pods(slot) = key {
-            turn.outbox.answered(turn.now, &key, answer, Verdict::Done, turn.jitter);
             if let Some(pods) = self.pods.as_mut() {
                 pods.answered(slot, answer.clone(), turn);
             }
@@ -910,7 +909,7 @@ fn verdict_on(key: RequestKey, answer: &Answer) -> Verdict {
         RequestKey::Version => matches!(status, 403 | 404),
         RequestKey::Register => status == 409,
         // an Event that the server will never accept is dropped
-        RequestKey::PostEvent => (400..500).contains(&status) && !matches!(status, 401 | 429),
+        RequestKey::PostEvent => answer.settles_an_event(),
         _ => false,
     };
     if is_settled { Verdict::Done } else { Verdict::Failed }

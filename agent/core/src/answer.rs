@@ -54,6 +54,15 @@ impl Answer {
         matches!(self, Self::Refused { status: 400 | 403 | 405 | 413 | 415 | 422, .. })
     }
 
+    /// Whether an Event need not be sent again: the server has it, or will never take it.
+    pub(crate) fn settles_an_event(&self) -> bool {
+        match self {
+            Self::Accepted(_) => true,
+            Self::Refused { status, .. } => (400..500).contains(status) && !matches!(status, 401 | 429),
+            Self::Failed(_) => false,
+        }
+    }
+
     /// Status and reason of a refusal: its kind, whatever its message contains.
     pub(crate) fn refusal(&self) -> Option<(u16, String)> {
         match self {

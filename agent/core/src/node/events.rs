@@ -71,7 +71,8 @@ impl NodeEvents {
     /// The first was accepted, or refused for good.
     pub(crate) fn posted(&mut self, answer: &Answer, turn: &mut Turn) {
         self.pending.pop_front();
-        if !matches!(answer, Answer::Accepted(_)) {
+        // 409: it was taken at an earlier try, whose answer got lost
+        if !matches!(answer, Answer::Accepted(_) | Answer::Refused { status: 409, .. }) {
             turn.log(Level::Warn, format!("event dropped: {answer}"));
         }
     }

@@ -11,7 +11,7 @@
 use crate::answer::{Answer, Level};
 use crate::config::running::Notice;
 use crate::config::start::Floor;
-use crate::event::Action;
+use crate::event::{Action, RequestKey};
 use crate::images::collecting::Collecting;
 use crate::images::thresholds::Thresholds;
 use crate::kubelet::Config;
@@ -20,6 +20,7 @@ use crate::node::facts::{HostFacts, Runtime};
 use crate::node::pressure::Pressures;
 use crate::node::registration;
 use crate::node::status::allocatable;
+use crate::outbox::Verdict;
 use crate::pods::event::{
     NodeFacts, ObjectRead, PodAction, PodAsk, PodEvent, PodNews, PodRequest, TokenName, TokenRead,
 };
@@ -47,6 +48,8 @@ const NEWS_SLOTS: u8 = 1;
 /// Most events about pods that wait to be sent; beyond it the oldest event of the namespace with the most
 /// events is dropped.
 const PENDING_NEWS: usize = 64;
+/// Tries of one event: with the pauses of the outbox about an hour, as long as API servers keep an Event.
+const NEWS_TRIES: u8 = 120;
 /// Writes of the desired set under way: fewer than the disk's loop holds, so that it never makes core wait.
 const WRITES_AT_ONCE: usize = 4;
 /// The objects that pods refer to are read no more often than this, however often renewals report changes: a
@@ -73,6 +76,8 @@ struct Lanes {
     reads: Lane,
     news: Lane,
     news_count: u64,
+    /// How the server refused the last event, so that it is logged once.
+    news_dropped: Option<(u16, String)>,
 }
 
 impl Lanes {
@@ -147,6 +152,7 @@ impl PodsActor {
                 reads: Lane::new(reads..reads.saturating_add(READ_SLOTS)),
                 news: Lane::new(news..news.saturating_add(NEWS_SLOTS)),
                 news_count: 0,
+                news_dropped: None,
             },
             writes: Writes::default(),
             node_uid: None,
@@ -327,7 +333,9 @@ impl PodsActor {
         (self.node_uid, self.unconfirmed) = (None, None);
         self.reflector.stop();
         turn.act(Action::EndPodsWatch);
-        let given_up: Vec<Purpose> = self.lanes.all().into_iter().flat_map(Lane::give_up).collect();
+        self.lanes.news.take_back();
+        let Lanes { work, reads, .. } = &mut self.lanes;
+        let given_up: Vec<Purpose> = [work, reads].into_iter().flat_map(Lane::give_up).collect();
         for purpose in given_up {
             let answer = Answer::Failed("another API server is asked now".into());
             self.told(purpose, answer, turn);
@@ -335,9 +343,37 @@ impl PodsActor {
     }
 
     pub(crate) fn answered(&mut self, slot: u8, answer: Answer, turn: &mut Turn) {
+        // whoever waits for another answer asks again, at the time that suits it; an event has nobody else
+        let is_news = slot >= WORK_SLOTS + READ_SLOTS;
+        let is_done = !is_news || answer.settles_an_event();
+        let verdict = if is_done { Verdict::Done } else { Verdict::Failed };
+        turn.outbox.answered(turn.now, &RequestKey::Pods(slot), &answer, verdict, turn.jitter);
+        if is_news {
+            return self.announced(slot, is_done, &answer, turn);
+        }
         let purpose = self.lanes.all().into_iter().find_map(|lane| lane.answered(slot));
         if let Some(purpose) = purpose {
             self.told(purpose, answer, turn);
+        }
+    }
+
+    /// An Event was answered, or was not. Its name stays the same, so one that the server took without an answer
+    /// is there already at the next try.
+    fn announced(&mut self, slot: u8, is_settled: bool, answer: &Answer, turn: &mut Turn) {
+        let is_dropped = match is_settled {
+            true => {
+                self.lanes.news.answered(slot);
+                !matches!(answer, Answer::Accepted(_) | Answer::Refused { status: 409, .. })
+            }
+            false => !self.lanes.news.try_again(slot, NEWS_TRIES),
+        };
+        let refusal = answer.refusal();
+        // a node without the right to post any says so once
+        if is_dropped && (refusal.is_none() || refusal != self.lanes.news_dropped) {
+            turn.log(Level::Warn, format!("event about a pod dropped: {answer}"));
+        }
+        if is_settled {
+            self.lanes.news_dropped = refusal;
         }
     }
 
@@ -349,7 +385,7 @@ impl PodsActor {
             }
             Purpose::Read(name) => self.receive(PodEvent::ObjectRead { name, read: read_of(answer) }, turn),
             Purpose::Token(name) => self.receive(PodEvent::TokenRead { read: token_of(answer), name }, turn),
-            Purpose::News => {}
+            Purpose::News(_) => {}
         }
     }
 
@@ -459,7 +495,7 @@ impl PodsActor {
         let body = PodAsk::PostEvent { namespace: namespace.clone(), body: event };
         let is_urgent = news.is_urgent;
         self.lanes.news.waiting.push_back(Ask {
-            purpose: Purpose::News,
+            purpose: Purpose::News(0),
             body,
             namespace,
             bytes: 0,
@@ -713,7 +749,7 @@ mod tests {
     use super::*;
     use crate::answer::Now;
     use crate::config::judge::PreviousRun;
-    use crate::event::RequestKey;
+    use crate::event::Request;
     use crate::kubelet::schema::{API_VERSION, KIND};
     use crate::kubelet::{self, LayerText, LocalLayers, Origin};
     use crate::options::Options;
@@ -1006,5 +1042,126 @@ mod tests {
         bench.listed(&[pod(0)]);
         bench.at(400, |_, _| {});
         assert!(sent(&mut bench, 400) > 0, "in a slot that no answer is awaited in");
+    }
+
+    /// The Event that is sent at this time, by slot and name.
+    fn event_sent(bench: &mut Bench, secs: u64) -> Option<(u8, String)> {
+        bench.at(secs, |_, _| {});
+        let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
+        let sent = std::iter::from_fn(|| bench.outbox.take_due(now)).find_map(|(_, order)| match order {
+            Order::Request(Request::Pods { slot, ask }) => match *ask {
+                PodAsk::PostEvent { body, .. } => Some((slot, body["metadata"]["name"].to_string())),
+                _ => None,
+            },
+            _ => None,
+        });
+        sent
+    }
+
+    fn announce(bench: &mut Bench, reason: &'static str) {
+        let news = PodNews {
+            pod: PodRef { namespace: "d".into(), name: "p0".into(), uid: "u-0".into() },
+            field_path: String::new(),
+            is_warning: true,
+            is_urgent: false,
+            reason,
+            message: "m".into(),
+        };
+        bench.at(5, |actor, turn| actor.order(PodAction::RecordEvent(news), turn));
+    }
+
+    fn refused(status: u16, retry_after: Option<Duration>) -> Answer {
+        Answer::Refused { status, reason: "R".into(), message: "m".into(), retry_after }
+    }
+
+    fn warnings(actions: &[Action]) -> usize {
+        actions.iter().filter(|action| matches!(action, Action::Log(Level::Warn, _))).count()
+    }
+
+    #[test]
+    fn event_that_was_not_taken_is_sent_again_under_its_name() {
+        let again =
+            [Answer::Failed("no".into()), refused(503, None), refused(429, Some(Duration::from_secs(40)))];
+        for answer in again {
+            let mut bench = Bench::new();
+            announce(&mut bench, "First");
+            let (slot, first) = event_sent(&mut bench, 5).expect("it is sent");
+            let wait = answer.retry_after().as_secs();
+            bench.at(6, |actor, turn| actor.answered(slot, answer, turn));
+            assert_eq!(event_sent(&mut bench, 6), None, "not at once");
+            assert!(
+                wait == 0 || event_sent(&mut bench, 5 + wait).is_none(),
+                "not before the server wants it"
+            );
+            assert_eq!(event_sent(&mut bench, 50), Some((slot, first)));
+            // it was taken at the first try, whose answer got lost
+            let actions = bench.at(51, |actor, turn| actor.answered(slot, refused(409, None), turn));
+            assert_eq!((warnings(&actions), event_sent(&mut bench, 500)), (0, None));
+            assert!(bench.actor.lanes.news.is_idle());
+        }
+    }
+
+    #[test]
+    fn event_that_is_refused_for_good_is_dropped_and_that_is_logged_once() {
+        let mut bench = Bench::new();
+        let logged: Vec<usize> = [(403, 10), (403, 20), (404, 30)]
+            .map(|(status, at)| {
+                announce(&mut bench, "Refused");
+                let (slot, _) = event_sent(&mut bench, at).expect("it is sent");
+                let actions =
+                    bench.at(at + 1, |actor, turn| actor.answered(slot, refused(status, None), turn));
+                warnings(&actions)
+            })
+            .into();
+        assert_eq!((logged, event_sent(&mut bench, 500)), (vec![1, 0, 1], None));
+    }
+
+    #[test]
+    fn event_that_the_server_never_takes_holds_up_no_other_and_ends() {
+        let mut bench = Bench::new();
+        announce(&mut bench, "Never");
+        let (slot, never) = event_sent(&mut bench, 5).expect("it is sent");
+        announce(&mut bench, "Other");
+        let (mut at, mut tries, mut others, mut logged) = (5, 1, Vec::new(), 0);
+        let mut name = never.clone();
+        loop {
+            let answer = if name == never { refused(500, None) } else { Answer::Accepted(None) };
+            logged += warnings(&bench.at(at, |actor, turn| actor.answered(slot, answer, turn)));
+            at += 60;
+            let Some((_, next)) = event_sent(&mut bench, at) else { break };
+            name = next;
+            match name == never {
+                true => tries += 1,
+                false => others.push(tries),
+            }
+        }
+        assert_eq!((tries, others, logged), (usize::from(NEWS_TRIES), vec![1], 1));
+    }
+
+    #[test]
+    fn event_on_its_way_to_another_server_is_sent_to_the_next() {
+        let mut bench = Bench::new();
+        announce(&mut bench, "Moved");
+        let (slot, name) = event_sent(&mut bench, 5).expect("it is sent");
+        bench.at(6, |actor, turn| {
+            turn.outbox.server_changed();
+            actor.server_changed(turn);
+        });
+        assert_eq!(event_sent(&mut bench, 7), None, "its slot is free once the first has answered");
+        assert!(bench.outbox.is_answered_by_another_server(&RequestKey::Pods(slot)));
+        assert_eq!(event_sent(&mut bench, 8), Some((slot, name)));
+    }
+
+    #[test]
+    fn events_that_wait_stay_bounded_while_none_is_taken() {
+        let mut bench = Bench::new();
+        for at in 0..300 {
+            announce(&mut bench, "Many");
+            if let Some((slot, _)) = event_sent(&mut bench, 5 + at * 60) {
+                let none = Answer::Failed("no".into());
+                bench.at(6 + at * 60, |actor, turn| actor.answered(slot, none, turn));
+            }
+            assert!(bench.actor.lanes.news.waiting.len() <= PENDING_NEWS + 1);
+        }
     }
 }

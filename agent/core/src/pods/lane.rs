@@ -29,7 +29,8 @@ pub(crate) enum Purpose {
     Work(PodRequest),
     Read(ObjectName),
     Token(TokenName),
-    News,
+    /// An Event, after so many tries that failed.
+    News(u8),
 }
 
 /// A request that waits.
@@ -56,6 +57,8 @@ struct Sent {
     slot: u8,
     purpose: Purpose,
     is_heavy: bool,
+    /// An Event has no owner that would ask again: it is kept until it is answered.
+    news: Option<Ask>,
 }
 
 /// Requests that wait, and requests in the outbox by their slot.
@@ -154,8 +157,10 @@ impl Lane {
                 let pause = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
                 self.heavy_from = now.saturating_add(pause.min(LONGEST_PAUSE));
             }
-            self.sent.push(Sent { slot, purpose: ask.purpose, is_heavy });
-            self.had_its_turn(ask.namespace);
+            self.had_its_turn(ask.namespace.clone());
+            let is_news = matches!(ask.purpose, Purpose::News(_));
+            let (purpose, news) = if is_news { (Purpose::News(0), Some(ask)) } else { (ask.purpose, None) };
+            self.sent.push(Sent { slot, purpose, is_heavy, news });
         }
     }
 
@@ -198,6 +203,25 @@ impl Lane {
         Some(self.sent.swap_remove(at).purpose)
     }
 
+    /// The Event in this slot was not taken now: it waits again behind the others, with the name it has. False
+    /// if it failed `most` times, and is dropped.
+    pub(crate) fn try_again(&mut self, slot: u8, most: u8) -> bool {
+        let at = self.sent.iter().position(|sent| sent.slot == slot);
+        let Some(mut ask) = at.and_then(|at| self.sent.swap_remove(at).news) else { return true };
+        let Purpose::News(tries) = &mut ask.purpose else { return true };
+        *tries = tries.saturating_add(1);
+        let is_kept = *tries < most;
+        if is_kept {
+            self.waiting.push_back(ask);
+        }
+        is_kept
+    }
+
+    /// Events on their way wait again, because no answer to them counts any longer.
+    pub(crate) fn take_back(&mut self) {
+        self.waiting.extend(self.sent.drain(..).filter_map(|sent| sent.news));
+    }
+
     /// Forgets all requests, because they will not be answered.
     pub(crate) fn give_up(&mut self) -> Vec<Purpose> {
         let waiting = self.waiting.drain(..).chain(self.later.drain(..)).map(|ask| ask.purpose);
@@ -219,7 +243,7 @@ mod tests {
 
     fn ask(namespace: &str, bytes: usize) -> Ask {
         let body = PodAsk::PostEvent { namespace: namespace.into(), body: Value::Null };
-        Ask { purpose: Purpose::News, body, namespace: namespace.into(), bytes, is_urgent: false }
+        Ask { purpose: Purpose::News(0), body, namespace: namespace.into(), bytes, is_urgent: false }
     }
 
     fn lane(waiting: impl IntoIterator<Item = Ask>, later: impl IntoIterator<Item = Ask>) -> Lane {
