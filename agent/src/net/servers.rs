@@ -8,7 +8,7 @@
 
 use crate::locks::locked;
 use kedge_core::pods::ApiServer;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,8 @@ struct Shared {
     chosen: AtomicUsize,
     /// The one in use, if there are several.
     used: Mutex<Option<ServerAddress>>,
+    /// A kubeconfig was read.
+    is_known: AtomicBool,
     looks: Mutex<Looks>,
 }
 
@@ -60,6 +62,7 @@ impl Servers {
 
     /// The chosen one and its place in the order.
     pub(super) fn chosen(&self, own: &ServerAddress) -> (usize, ServerAddress) {
+        self.0.is_known.store(true, Ordering::Release);
         let mut all = self.all(own);
         let at = self.0.chosen.load(Ordering::Acquire).min(all.len() - 1);
         let server = all.swap_remove(at);
@@ -75,6 +78,11 @@ impl Servers {
     pub(crate) fn used(&self) -> Option<ApiServer> {
         let used = locked(&self.0.used);
         used.as_ref().map(|used| ApiServer { host: used.host.clone(), port: used.port })
+    }
+
+    /// Whether there is a kubeconfig: before a node has joined there is none.
+    pub(crate) fn are_known(&self) -> bool {
+        self.0.is_known.load(Ordering::Acquire)
     }
 
     /// How many of them, from the first on, should be looked at now: after an answer, or if `has_failed`

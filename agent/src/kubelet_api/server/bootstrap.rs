@@ -34,6 +34,8 @@ const SHORTEST: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(3600);
 /// Between checks of a valid certificate: the addresses of the node may change.
 const QUIET: Duration = Duration::from_secs(6 * 3600);
+/// After a check that found no Node, or one without an address: a node that joins is whole soon.
+const UNREGISTERED: Duration = Duration::from_secs(30);
 /// After a check that failed.
 const FAILED: Duration = Duration::from_secs(300);
 
@@ -61,9 +63,12 @@ impl Bootstrap {
 
     fn step(&self, now: u64) -> Result<Duration, (String, Duration)> {
         let failed = |why: String| (why, FAILED);
-        let node =
-            self.get(&format!("/api/v1/nodes/{}", self.node)).map_err(|error| failed(error.to_string()))?;
-        let names = names(&node).ok_or_else(|| failed("the Node's status has no address yet".to_owned()))?;
+        let node = self.get(&format!("/api/v1/nodes/{}", self.node)).map_err(|error| {
+            let next = if error.status() == Some(404) { UNREGISTERED } else { FAILED };
+            (error.to_string(), next)
+        })?;
+        let names =
+            names(&node).ok_or_else(|| ("the Node's status has no address yet".to_owned(), UNREGISTERED))?;
         if let Some(due) = self.kept(SIGNED, &names).and_then(|pem| due(&pem))
             && now < due
         {

@@ -95,6 +95,12 @@ async fn keep(address: SocketAddr, words: Vec<OsString>, servers: Servers, reque
                 continue;
             }
         };
+        let again = if servers.are_known() { UNSAID } else { FIRST_LOOK };
+        if !servers.are_known() && look.is_some_and(|at| at <= begun) {
+            // nobody can be asked before the node has joined, and it may join at any time
+            look = Some(begun + again);
+            continue;
+        }
         let mut is_done = false;
         let mut words = words.clone();
         if let (Some(server), Some(settings)) = (servers.used(), words.get_mut(1)) {
@@ -107,11 +113,11 @@ async fn keep(address: SocketAddr, words: Vec<OsString>, servers: Servers, reque
                 let _ = process.take(WORD_BYTES).read_to_end(&mut said).await;
                 let secs = core::str::from_utf8(&said).ok().and_then(|said| said.parse().ok());
                 is_done = secs.is_some();
-                look = look.map(|_| Instant::now() + secs.map_or(UNSAID, Duration::from_secs));
+                look = look.map(|_| Instant::now() + secs.map_or(again, Duration::from_secs));
             }
             Err(error) => {
                 log::warn!("port {address}: start the process that serves it: {error}");
-                look = look.map(|_| Instant::now() + UNSAID);
+                look = look.map(|_| Instant::now() + again);
             }
         }
         if is_done || begun.elapsed() >= LONG_ENOUGH {
