@@ -1,6 +1,7 @@
 //! Agent, crun, shims, hub and network plugins that are killed at random while pods come, run and end.
 //!
-//! Always holds: no container runs twice, only one whose own shim was killed starts again, the Lease is
+//! Always holds: no container runs twice, only one whose own shim was killed starts again, and once more for
+//! each crun that was killed while it made or started it (that attempt failed, and counts), the Lease is
 //! renewed, and nothing is left of pods that are gone: processes, mounts, control groups, addresses, rules,
 //! links, records.
 //!
@@ -58,15 +59,32 @@ fn try_kill(pid: i64) -> bool {
     Command::new("/usr/bin/env").args(["kill", "-KILL", &pid.to_string()]).output().unwrap().status.success()
 }
 
+/// The words with which a process was started.
+fn words(pid: i64) -> Option<Vec<String>> {
+    let line = String::from_utf8(fs::read(format!("/proc/{pid}/cmdline")).ok()?).ok()?;
+    Some(line.split('\0').map(str::to_owned).collect())
+}
+
+/// The UID of the pod to which this path in its bundle belongs.
+fn pod_of(path: &str) -> Option<String> {
+    Some(path.split("/pods/").nth(1)?.split('/').next()?.to_owned())
+}
+
+/// The pod whose container this crun makes or starts.
+fn started_by(pid: i64) -> Option<String> {
+    let words = words(pid)?;
+    let starts = words.iter().any(|word| word == "create" || word == "start");
+    words.iter().find_map(|word| pod_of(word)).filter(|_| starts)
+}
+
 /// The shims, by the pod whose container they have.
 fn shims() -> BTreeMap<String, i64> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i64>().ok());
     let shim = |pid: i64| {
-        let line = String::from_utf8(fs::read(format!("/proc/{pid}/cmdline")).ok()?).ok()?;
-        let mut words = line.split('\0').skip(1);
-        let bundle = (words.next() == Some("shim")).then(|| words.next())??;
-        Some((bundle.split("/pods/").nth(1)?.split('/').next()?.to_owned(), pid))
+        let words = words(pid)?;
+        let bundle = words.get(2).filter(|_| words[1] == "shim")?;
+        Some((pod_of(bundle)?, pid))
     };
     pids.filter_map(shim).collect()
 }
@@ -76,8 +94,8 @@ struct Load {
     random: Random,
     staying: Vec<String>,
     jobs: BTreeSet<String>,
-    /// Shims that were killed, by the name of their pod.
-    shims_killed: BTreeMap<String, u64>,
+    /// Shims that were killed, and cruns that made or started a container, by the UID of their pod.
+    starters_killed: BTreeMap<String, u64>,
     kills: BTreeMap<&'static str, usize>,
     pushes: usize,
 }
@@ -116,7 +134,7 @@ impl Load {
     /// Kills a program that lives for milliseconds, if one comes while pods come and go.
     fn catch(&mut self, names: &[&str], round: usize) -> bool {
         let moment = Duration::from_millis(self.random.below(10));
-        thread::scope(|scope| {
+        let (is_killed, pod) = thread::scope(|scope| {
             let caught = scope.spawn(move || {
                 let end = Instant::now() + CATCH;
                 while Instant::now() < end {
@@ -124,15 +142,20 @@ impl Load {
                         thread::sleep(moment);
                         // its name is looked at again, for its ID may have passed to another
                         if names.iter().any(|name| named(name).contains(&pid)) {
-                            return try_kill(pid);
+                            let pod = started_by(pid);
+                            return (try_kill(pid), pod);
                         }
                     }
                 }
-                false
+                (false, None)
             });
             self.churn(round);
             caught.join().unwrap()
-        })
+        });
+        if let Some(pod) = pod.filter(|_| is_killed) {
+            *self.starters_killed.entry(pod).or_default() += 1;
+        }
+        is_killed
     }
 
     fn kill_agent(&self) {
@@ -155,21 +178,13 @@ impl Load {
     }
 
     fn kill_shim(&mut self) {
-        let by_uid: BTreeMap<String, String> = self
-            .pods()
-            .iter()
-            .map(|pod| &pod["metadata"])
-            .map(|it| (it["uid"].as_str().unwrap().to_owned(), it["name"].as_str().unwrap().to_owned()))
-            .collect();
         let all: Vec<(String, i64)> = shims().into_iter().collect();
         if all.is_empty() {
             return;
         }
         let (uid, pid) = &all[self.below(all.len())];
-        if try_kill(*pid)
-            && let Some(name) = by_uid.get(uid)
-        {
-            *self.shims_killed.entry(name.clone()).or_default() += 1;
+        if try_kill(*pid) {
+            *self.starters_killed.entry(uid.clone()).or_default() += 1;
         }
     }
 
@@ -238,7 +253,7 @@ fn kills_of_everything_harm_nothing() {
             random: Random::new(33),
             staying: staying.clone(),
             jobs: BTreeSet::new(),
-            shims_killed: BTreeMap::new(),
+            starters_killed: BTreeMap::new(),
             kills: BTreeMap::new(),
             pushes: 0,
         };
@@ -275,14 +290,19 @@ fn kills_of_everything_harm_nothing() {
             let pods = load.pods();
             load.staying.iter().all(|name| {
                 let pod = pods.iter().find(|pod| pod["metadata"]["name"] == **name);
-                let most = load.shims_killed.get(name).copied().unwrap_or(0);
                 pod.is_some_and(|pod| {
+                    let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+                    let most = load.starters_killed.get(uid).copied().unwrap_or(0);
                     pod["status"]["containerStatuses"][0]["ready"] == true && restarts(pod) <= most
                 })
             })
         };
         load.setup.shows(
-            &format!("no restart but for killed shims {:?}: {:?}", load.shims_killed, load.pods()),
+            &format!(
+                "no restart but for killed shims and cruns {:?}: {:?}",
+                load.starters_killed,
+                load.pods()
+            ),
             || is_as_it_should(&load),
         );
 
