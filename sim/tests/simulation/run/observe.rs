@@ -44,7 +44,7 @@ impl Simulation {
             Action::WatchNode(_) => "WatchNode",
             Action::WatchConfigMap { .. } => "WatchConfigMap",
             Action::EndConfigMapWatch => "EndConfigMapWatch",
-            Action::Request(Request::Pods { .. })
+            Action::Request(Request::Pods { .. } | Request::RejectPods)
             | Action::WatchPods(_)
             | Action::EndPodsWatch
             | Action::Pods(_)
