@@ -1048,14 +1048,13 @@ mod tests {
     fn event_sent(bench: &mut Bench, secs: u64) -> Option<(u8, String)> {
         bench.at(secs, |_, _| {});
         let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
-        let sent = std::iter::from_fn(|| bench.outbox.take_due(now)).find_map(|(_, order)| match order {
+        std::iter::from_fn(|| bench.outbox.take_due(now)).find_map(|(_, order)| match order {
             Order::Request(Request::Pods { slot, ask }) => match *ask {
                 PodAsk::PostEvent { body, .. } => Some((slot, body["metadata"]["name"].to_string())),
                 _ => None,
             },
             _ => None,
-        });
-        sent
+        })
     }
 
     fn announce(bench: &mut Bench, reason: &'static str) {
