@@ -36,10 +36,16 @@ use std::time::Duration;
 
 /// Why the last trial of a slot failed, in its folder on the EFI partition.
 pub(crate) const FAILED: &str = "failed";
+/// Longest text of a failure, in characters: an Event has at most 1024.
+pub(crate) const FAILED_CHARS: usize = 800;
 /// How often the trial checks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The query to systemctl about the agent.
 const AGENT: [&str; 4] = ["show", "kedge.service", "--property", "ActiveState,MainPID,NRestarts"];
+/// The query to journalctl for what the agent of this boot said last.
+const LAST_LINES: [&str; 7] =
+    ["--boot", "--unit=kedge", "--lines=6", "--output=cat", "--no-pager", "--quiet", "--no-hostname"];
+
 /// `kedge slot health`, for `kedge-health.service`: returns when this boot is good.
 ///
 /// # Errors
@@ -69,12 +75,15 @@ pub fn health(places: &Places) -> Result<(), CommandError> {
         trial.look(at, process, restarts, || inspect(&roots, status.as_ref()))
     });
     if let (Some(slot), Err(why)) = (slot, &judged) {
-        note_failure(&LinuxSlots::new(&roots, EFI), slot, &why.to_string());
+        // bounded, because a line of the journal may be longer than the EFI partition has room
+        let lines = kedge_api::excerpt_of(&output_of("journalctl", &LAST_LINES), FAILED_CHARS);
+        note_failure(&LinuxSlots::new(&roots, EFI), slot, &format!("{why}\n{lines}"));
     }
     judged
 }
 
-/// Leaves the verdict for the other slot, which reports it after all tries have failed.
+/// Leaves the verdict, and after it the agent's last lines, for the other slot, which reports them after all
+/// tries have failed.
 fn note_failure<S: Slots>(slots: &S, slot: &str, why: &str) {
     let put = Step::Put(format!("kedge/{slot}/{FAILED}"), why.as_bytes().to_vec());
     if let Err(error) = steps::perform(slots, &[Step::Settle, put, Step::Settle], &mut io::empty()) {
@@ -111,7 +120,11 @@ pub fn holds_root(disk: &str) -> Result<(), CommandError> {
 }
 
 fn systemctl(asked: &[&str]) -> String {
-    let output = Command::new("systemctl").args(asked).output();
+    output_of("systemctl", asked)
+}
+
+fn output_of(program: &str, asked: &[&str]) -> String {
+    let output = Command::new(program).args(asked).output();
     output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
 }
 

@@ -61,6 +61,12 @@ pub const TRUST_ANNOTATION: &str = "kedge.dev/trust";
 /// The annotation by which an administrator makes a node forget its verdicts on the ConfigMap with this UID.
 /// On our hub a node may not write it.
 pub const FORGIVE_ANNOTATION: &str = "kedge.dev/forgive";
+/// The annotation by which an administrator's own test keeps a node from making a configuration, and the
+/// system under it, last-known-good: any text, for people. On our hub a node may not write it.
+pub const HOLD_PROMOTION_ANNOTATION: &str = "kedge.dev/hold-promotion";
+/// The annotation in which a node shows the digests of the system, or the agent, that it runs, that it is to
+/// run, and that is last-known-good's, and how far the update is: an object in JSON.
+pub const SYSTEM_ANNOTATION: &str = "kedge.dev/system";
 /// The annotation by which an administrator ends a node for good: the UID of the Node, or that and `,wipe`.
 /// On our hub a node may not write it.
 pub const DECOMMISSION_ANNOTATION: &str = "kedge.dev/decommission";

@@ -124,6 +124,12 @@ impl Disk {
         Ok(())
     }
 
+    /// A whole durable write of a file that is not core's.
+    pub(crate) fn write_other(&mut self, path: &str, bytes: &[u8]) -> Result<(), String> {
+        self.meet_fault(&StateFile::SystemWanted);
+        self.files.write_durably(Path::new(path), bytes).map_err(cause)
+    }
+
     /// A durable write that is stopped within the first operation of this kind, because the process ends.
     pub fn write_until(&mut self, operation: Operation, file: &StateFile, path: &str, bytes: &[u8]) {
         self.touched = true;

@@ -16,6 +16,7 @@ pub mod disk;
 pub mod hub;
 pub mod machine;
 pub mod node;
+pub mod programs;
 pub mod situations;
 mod watch;
 

@@ -7,7 +7,7 @@
 
 use kedge_core::Digest;
 use kedge_core::kubelet::wanted::Pinned;
-use kedge_core::system::{By, Entry, Failure, Slot, Slots, SystemEvent, SystemOrder};
+use kedge_core::system::{By, Entry, Failure, Slot, Slots, SystemEvent, SystemOrder, programs};
 use std::collections::BTreeMap;
 
 /// The board of every machine.
@@ -70,7 +70,10 @@ pub fn wants(system: &str) -> String {
     )
 }
 
-fn name_of(digest: Option<Digest>) -> String {
+pub(crate) fn name_of(digest: Option<Digest>) -> String {
+    if digest == Some(programs::packaged()) {
+        return "X".to_owned();
+    }
     let found = SYSTEMS.iter().find(|name| Some(digest_of(name)) == digest);
     found.map_or_else(|| "nothing".to_owned(), |name| (*name).to_owned())
 }
@@ -190,6 +193,21 @@ impl Machine {
         if let Entry::Counted { left, .. } = &mut self.slots[self.running].entry {
             *left = 0;
         }
+    }
+
+    /// A person writes this system into the other slot, and has it tried.
+    pub fn write_by_hand(&mut self, system: &str) {
+        let other = 1 - self.running;
+        self.slots[self.running].entry = Entry::Uncounted;
+        self.slots[other] = Slot {
+            digest: Some(digest_of(system)),
+            version: system.into(),
+            entry: Entry::Counted { left: TRIES, is_good: false },
+            by: By::Hand,
+            failure: None,
+        };
+        self.newest = other;
+        self.restarts = true;
     }
 
     /// Performs the order.

@@ -12,10 +12,12 @@ use crate::credential::Credential;
 use crate::disk::Disk;
 use crate::hub::Hub;
 use crate::machine::Machine;
+use crate::programs::Programs;
 use crate::watch::{News, Watch};
 use kedge_api::Timestamp;
 use kedge_core::config::records::{Read, StateFile};
 use kedge_core::kubelet::{Capacity, LayerText, LocalLayers, Origin};
+use kedge_core::system::Slots;
 use kedge_core::{
     Action, Answer, Collection, Core, Decommission, Event, Exit, HostFacts, ImageState, LeaseRequest, Level,
     Listing, Now, Options, Outcome, Phase, PodNetworks, Report, Request, RequestKey, Runtime, Step, WatchEnd,
@@ -128,8 +130,10 @@ pub struct Node {
     pub labels: BTreeMap<String, String>,
     /// The slot of the running disk image.
     pub slot: Option<String>,
-    /// `None` if it cannot be updated.
+    /// `None` if it has no slots.
     pub machine: Option<Machine>,
+    /// `None` if no program lies beside the packaged one.
+    pub programs: Option<Programs>,
     /// The record of a decommissioning on its disk.
     pub decommission: Option<Decommission>,
     /// How often state was removed for that.
@@ -170,6 +174,7 @@ impl Node {
             labels: BTreeMap::new(),
             slot: None,
             machine: None,
+            programs: None,
             decommission: None,
             removals: 0,
             process: None,
@@ -199,6 +204,7 @@ impl Node {
             labels: self.labels.clone(),
             slot: self.slot.clone(),
             machine: self.machine.clone(),
+            programs: self.programs.clone(),
             facts: self.facts.clone(),
             process: self.process.as_ref().map(Process::fork),
             containers: self.containers.clone(),
@@ -257,6 +263,7 @@ impl Node {
     /// The same with a local config that may be invalid: then the agent refuses to start, with a reason.
     pub fn try_launch(&mut self) -> Result<(), String> {
         assert!(self.process.is_none(), "the agent runs already");
+        self.start_program();
         let options = Options {
             node_name: self.name.clone(),
             version: self.version.clone(),
@@ -264,7 +271,7 @@ impl Node {
             dynamic_config: self.dynamic && self.serves_pods(),
             node_labels: self.labels.clone(),
             slot: self.slot.clone(),
-            slots: self.machine.as_ref().map(Machine::slots),
+            slots: self.slots(),
             decommission: self.decommission.clone(),
             boot_id: self.boot_id(),
             previous_run: self.board.previous_run(),
@@ -408,9 +415,13 @@ impl Node {
                 credential.order = Some(*order);
             }
             Action::System(order) => {
-                let machine = self.machine.as_mut().expect("this node cannot be updated");
-                assert!(machine.order.is_none(), "a second order about the system");
-                machine.order = Some(*order);
+                let waiting = match (&mut self.machine, &mut self.programs) {
+                    (Some(machine), _) => &mut machine.order,
+                    (None, Some(programs)) => &mut programs.order,
+                    (None, None) => unreachable!("this node cannot be updated"),
+                };
+                assert!(waiting.is_none(), "a second order about the system");
+                *waiting = Some(*order);
             }
             Action::WatchPods(order) => {
                 assert!(order.round > process.pods_round, "a round twice");
@@ -425,7 +436,12 @@ impl Node {
             Action::Exit { why, start_again } => {
                 // the exit code decides whether a supervisor starts the agent again
                 let is_leaving = self.decommission.is_some();
-                assert!(is_leaving || start_again != process.stop_asked, "another kind of end: {why:?}");
+                // an agent also ends for the starter of programs
+                let may_stop = is_leaving || self.programs.is_some();
+                assert!(may_stop || start_again != process.stop_asked, "another kind of end: {why:?}");
+                if let Some(programs) = &mut self.programs {
+                    programs.replaces = start_again;
+                }
                 assert!(!why.is_empty() && process.step.is_none(), "it exits within a step: {why:?}");
                 process.exit = Some(why);
             }
@@ -526,8 +542,12 @@ impl Node {
     /// Performs the order about the system. Returns whether there was one.
     pub fn do_system(&mut self) -> bool {
         let is_online = self.is_online();
-        let machine = self.machine.as_mut().filter(|_| self.process.is_some());
-        let events = machine.map(|machine| machine.perform(is_online)).unwrap_or_default();
+        let events = match (&mut self.machine, &mut self.programs) {
+            _ if self.process.is_none() => Vec::new(),
+            (Some(machine), _) => machine.perform(is_online),
+            (None, Some(programs)) => programs.perform(&mut self.disk, is_online),
+            (None, None) => Vec::new(),
+        };
         let is_any = !events.is_empty();
         events.into_iter().for_each(|event| self.handle(Event::System(Box::new(event))));
         is_any
@@ -535,7 +555,32 @@ impl Node {
 
     /// Whether requests leave the node.
     fn is_online(&self) -> bool {
-        self.link && !self.machine.as_ref().is_some_and(Machine::is_deaf)
+        let is_deaf = self.machine.as_ref().is_some_and(Machine::is_deaf)
+            || self.programs.as_ref().is_some_and(Programs::is_deaf);
+        self.link && !is_deaf
+    }
+
+    fn slots(&self) -> Option<Slots> {
+        let programs = self.programs.as_ref().map(|programs| programs.slots(&self.disk));
+        self.machine.as_ref().map(Machine::slots).or(programs)
+    }
+
+    /// The packaged program starts the chosen one.
+    fn start_program(&mut self) {
+        let Some(mut programs) = self.programs.take_if(|programs| !std::mem::take(&mut programs.is_replaced))
+        else {
+            return;
+        };
+        self.disk.new_process();
+        let boot = self.boot_id();
+        let (previous, board) = (self.board.previous_run(), &mut self.board);
+        programs.start(&mut self.disk, &boot, previous, |exit| {
+            board.begin_run();
+            board.record_exit(Exit { boot_id: boot.clone(), run: board.run(), ..exit });
+            board.previous_run()
+        });
+        self.version = programs.agent().cloned().unwrap_or_else(|| "0.1.0".into());
+        self.programs = Some(programs);
     }
 
     /// The boot loader chooses the slot of this boot.
@@ -833,6 +878,7 @@ impl Node {
     pub fn exit(&mut self) {
         let process = self.process.take().expect("it runs");
         assert!(process.exit.is_some(), "it ordered no exit");
+        let replaces = self.programs.as_ref().is_some_and(|programs| programs.replaces);
         self.containers_outlive();
         let exit = Exit {
             exit_code: "exited".into(),
@@ -841,6 +887,9 @@ impl Node {
             ..self.ending("success")
         };
         self.board.record_exit(exit);
+        if let Some(programs) = &mut self.programs {
+            programs.is_replaced = replaces;
+        }
     }
 
     /// The supervisor's part for an agent that is not running: performs the ordered exit, and starts the next
@@ -896,6 +945,9 @@ impl Node {
             containers.power_lost();
         }
         self.board.reboot();
+        if let Some(programs) = &mut self.programs {
+            programs.is_replaced = false;
+        }
         self.boot_machine();
         self.disk.lose_power(loss)
     }

@@ -808,7 +808,8 @@ impl Actors {
                 let status = is_hub.then_some(&status);
                 self.heartbeat.offer_status(self.config.config_ok(), status, turn);
             }
-            self.node.offer_labels(self.config.config(), self.heartbeat.facts(), turn);
+            let system = self.system.annotation(&self.config.configuration);
+            self.node.offer_labels(self.config.config(), self.heartbeat.facts(), system, turn);
         } else {
             self.heartbeat.withdraw_status(turn);
             self.node.withdraw(turn);

@@ -18,7 +18,7 @@ use crate::slot::admission::facts;
 use crate::slot::host::{self, LOCK, inspect, status};
 use crate::slot::keys::{self, Sources};
 use crate::slot::signature::check;
-use crate::slot::{FAILED, steps, update};
+use crate::slot::{FAILED, FAILED_CHARS, steps, update};
 use kedge_core::images::room::Disk;
 use kedge_core::images::settings::Registries;
 use kedge_core::kubelet::wanted::Pinned;
@@ -28,7 +28,7 @@ use kedge_core::slot::list::{self, Step};
 use kedge_core::slot::manifest::{self, FILES, MANIFEST_BYTES, Manifest, PROGRAM, Terms};
 use kedge_core::slot::{CommandLine, Work, Works, demands};
 use kedge_core::system::starter::{Chosen, RECORD, RECORD_BYTES, Record};
-use kedge_core::system::{By, Entry, Failure, Kind, Slot, Slots, SystemEvent, SystemOrder};
+use kedge_core::system::{By, Entry, Failure, Kind, Slot, Slots, SystemEvent, SystemOrder, programs};
 use kedge_core::{Digest, Event};
 use kedge_platform::linux::slots::{EFI, LinuxSlots, SlotsLock, lock};
 use kedge_platform::linux::{self, FileSystemUse, Roots, file_system_use};
@@ -41,9 +41,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc::Sender as EventSender;
-
-/// Longest text of a failure.
-const FAILED_BYTES: usize = 1024;
 
 /// This machine.
 #[derive(Clone)]
@@ -108,7 +105,7 @@ impl Systems {
             SystemOrder::Disarm => machine.disarm().map_err(Failed::Again),
             SystemOrder::Reboot { why } => reboot(why).map_err(Failed::Again),
             SystemOrder::Bless => machine.change(Record::note_good).map_err(Failed::Again),
-            SystemOrder::RaiseFloor { .. } => machine.raise_floor().map_err(Failed::Again),
+            SystemOrder::RaiseFloor { digest } => machine.raise_floor(*digest).map_err(Failed::Again),
             SystemOrder::TakeKeys(list) => machine.take_keys(list.as_bytes()).map_err(Failed::Again),
         };
         let changes = !matches!(order, SystemOrder::Fetch { .. } | SystemOrder::TakeKeys(_));
@@ -243,7 +240,9 @@ impl Machine {
         if self.is_image {
             return image_slots(&self.facts(), &self.efi);
         }
-        linux::is_root().then(|| agent_slots(&self.record(), std::env::var(CHOSEN).ok().as_deref()))
+        let chosen = std::env::var(CHOSEN).ok();
+        linux::is_root()
+            .then(|| programs::slots(&self.record(), chosen.as_deref(), processor(), crate::VERSION))
     }
 
     fn running(&self) -> Option<Running> {
@@ -330,7 +329,7 @@ impl Machine {
         if !self.is_image {
             let packaged = self.packaged().map_err(|error| error.to_string())?;
             let mut armed = Ok(());
-            self.change(|record| armed = arm_program(record, digest, &packaged))?;
+            self.change(|record| armed = record.arm(digest, &packaged))?;
             return armed;
         }
         let facts = self.facts();
@@ -360,9 +359,9 @@ impl Machine {
         disarm_slot(&self.boot_list(), &self.facts())
     }
 
-    fn raise_floor(&self) -> Result<(), String> {
+    fn raise_floor(&self, digest: Digest) -> Result<(), String> {
         if !self.is_image {
-            self.change(Record::promote)?;
+            self.change(|record| record.promote(digest))?;
             let record = self.record();
             let kept = [record.used(), record.tried(), record.held()];
             let kept: Vec<_> = kept.into_iter().flatten().collect();
@@ -442,17 +441,6 @@ fn processor() -> &'static str {
         "arm" => "armv7",
         other => other,
     }
-}
-
-/// The program with this digest is started from the next start on.
-fn arm_program(record: &mut Record, digest: Digest, packaged: &str) -> Result<(), String> {
-    let is_it = |chosen: &Chosen| Digest::parse(&chosen.digest) == Some(digest);
-    match (record.held().filter(is_it), record.used().filter(is_it)) {
-        (Some(held), _) => record.try_it(&held, packaged),
-        (None, Some(_)) => record.leave_trial(),
-        (None, None) => return Err(format!("program {digest} is not installed")),
-    }
-    Ok(())
 }
 
 fn locked_slots() -> Result<SlotsLock, String> {
@@ -580,68 +568,15 @@ fn entry_of(name: &str, is_good: bool) -> Entry {
 }
 
 fn failure(text: &str) -> Failure {
-    let is_silence = text.contains(" has no contact, ");
-    Failure { is_silence, text: kedge_api::excerpt_of(text.trim(), FAILED_BYTES).to_owned() }
-}
-
-/// `chosen`: the digest of the program that runs, if that is not the packaged one.
-fn agent_slots(record: &Record, chosen: Option<&str>) -> Slots {
-    let of = |chosen: &Chosen| Digest::parse(&chosen.digest);
-    let slot =
-        |found: Option<Chosen>, entry| Slot { digest: found.as_ref().and_then(of), entry, ..Slot::default() };
-    let tried = record.tried();
-    let runs_tried = chosen.is_some() && tried.as_ref().map(|tried| tried.digest.as_str()) == chosen;
-    let given_up = |found: Chosen, is_silence: bool, why: &str| Slot {
-        failure: Some(Failure { is_silence, text: why.to_owned() }),
-        ..slot(Some(found), Entry::Counted { left: 0, is_good: false })
-    };
-    let other = if runs_tried {
-        // The packaged program has no digest to go back to. A program that is held beside it is then the other one: unseen, it
-        // would be fetched and installed for ever.
-        match (record.used(), record.held()) {
-            (None, Some(held)) => slot(Some(held), Entry::Absent),
-            (used, _) => slot(used, Entry::Uncounted),
-        }
-    } else if tried.is_some() {
-        slot(tried, Entry::Counted { left: record.tries_left(), is_good: record.is_good() })
-    } else if let Some(held) = record.held() {
-        slot(Some(held), Entry::Absent)
-    } else if let Some((failed, reason)) = record.failed() {
-        match reason {
-            // the file's fault, which is fetched again
-            "gone" | "damaged" => Slot::default(),
-            // perhaps the network or the power was away
-            "silent" => given_up(failed, true, "its tries ended without contact"),
-            _ => given_up(failed, false, reason),
-        }
-    } else if let Some(overruled) = record.overruled() {
-        given_up(overruled, false, "another package was installed")
-    } else if let Some(used) = record.used().filter(|used| chosen.is_some_and(|runs| used.digest != runs)) {
-        // the trial of the program that runs was left
-        let entry = Entry::Counted { left: 1, is_good: true };
-        Slot { by: By::Revert, ..slot(Some(used), entry) }
-    } else {
-        Slot::default()
-    };
-    Slots {
-        kind: Kind::Agent,
-        place: processor().to_owned(),
-        running: Slot {
-            digest: chosen.and_then(Digest::parse),
-            version: crate::VERSION.to_owned(),
-            entry: Entry::Uncounted,
-            ..Slot::default()
-        },
-        other,
-        is_on_trial: runs_tried && !record.is_good(),
-    }
+    // the verdict; the lines of that boot follow it
+    let is_silence = text.lines().next().is_some_and(|verdict| verdict.contains(" has no contact, "));
+    Failure { is_silence, text: kedge_api::excerpt_of(text.trim(), FAILED_CHARS) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use kedge_core::slot::keys::Trust;
-    use kedge_core::system::starter::Reason;
     use kedge_platform::fake::{FakeDisk, FakeSlots};
     use kedge_platform::slots::LIST;
 
@@ -743,75 +678,10 @@ mod tests {
         );
         assert!(!failure("the agent did not stay up for 15 s within 240 s").is_silence);
         assert!(failure("after 600 s this slot has no contact, which the one before it had").is_silence);
-    }
-
-    #[test]
-    fn programs_are_reported_as_slots() {
-        let chosen = |name: char| Chosen {
-            program: name.to_string().repeat(64),
-            digest: Digest::of(name.to_string().as_bytes()).to_string(),
-        };
-        let (used, tried) = (chosen('a'), chosen('b'));
-        let digest = |chosen: &Chosen| Digest::parse(&chosen.digest);
-        let check =
-            |record: &Record, runs: Option<&Chosen>, other: Option<&Chosen>, entry: Entry, on_trial: bool| {
-                let slots = agent_slots(record, runs.map(|runs| runs.digest.as_str()));
-                assert_eq!(slots.running.digest, runs.and_then(digest));
-                assert_eq!((slots.other.digest, slots.other.entry), (other.and_then(digest), entry));
-                assert_eq!(slots.is_on_trial, on_trial);
-                slots.other.failure.map(|failure| failure.text)
-            };
-        let mut record = Record::default();
-        assert_eq!(check(&record, None, None, Entry::Absent, false), None);
-        record.hold(&used);
-        check(&record, None, Some(&used), Entry::Absent, false);
-        record.try_it(&used, "package");
-        check(&record, None, Some(&used), Entry::Counted { left: 3, is_good: false }, false);
-        check(&record, Some(&used), None, Entry::Uncounted, true);
-        record.note_good();
-        check(&record, Some(&used), None, Entry::Uncounted, false);
-        let mut beside = record.clone();
-        beside.hold(&tried);
-        check(&beside, Some(&used), Some(&tried), Entry::Absent, false);
-        record.promote();
-        check(&record, Some(&used), None, Entry::Absent, false);
-        record.try_it(&tried, "package");
-        check(&record, Some(&tried), Some(&used), Entry::Uncounted, true);
-        record.fail(&tried, Reason::Crash);
-        let failed = Entry::Counted { left: 0, is_good: false };
-        assert_eq!(check(&record, Some(&used), Some(&tried), failed, false).as_deref(), Some("crash"));
-        record.fail(&tried, Reason::Silent);
-        let silent = check(&record, Some(&used), Some(&tried), failed, false);
-        assert_eq!(silent.as_deref(), Some("its tries ended without contact"));
-        assert!(agent_slots(&record, None).other.failure.is_some_and(|failure| failure.is_silence));
-        record.fail(&tried, Reason::Damaged);
-        check(&record, Some(&used), None, Entry::Absent, false);
-    }
-
-    #[test]
-    fn armed_program_is_the_ordered_one() {
-        let chosen = |name: char| Chosen {
-            program: name.to_string().repeat(64),
-            digest: Digest::of(name.to_string().as_bytes()).to_string(),
-        };
-        let (used, tried) = (chosen('a'), chosen('b'));
-        let digest = |chosen: &Chosen| Digest::parse(&chosen.digest).unwrap();
-        let mut record = Record::default();
-        record.try_it(&used, "package");
-        record.promote();
-        record.hold(&tried);
-        assert!(arm_program(&mut record, Digest::of(b"another"), "package").is_err());
-        assert_eq!((record.held(), record.tried()), (Some(tried.clone()), None));
-        arm_program(&mut record, digest(&tried), "package").unwrap();
-        assert_eq!((record.held(), record.tried()), (None, Some(tried.clone())));
-        record.note_good();
-        // the way back
-        arm_program(&mut record, digest(&used), "package").unwrap();
-        assert_eq!((record.used(), record.tried(), record.is_good()), (Some(used.clone()), None, false));
-        let other = agent_slots(&record, Some(&tried.digest)).other;
-        assert_eq!((other.digest, other.by), (Some(digest(&used)), By::Revert));
-        assert_eq!(other.entry, Entry::Counted { left: 1, is_good: true }, "it needs a restart alone");
-        assert_eq!(agent_slots(&record, Some(&used.digest)).other, Slot::default(), "after that");
+        let quoted = failure("the agent did not stay up for 15 s\nthe server has no contact, it said");
+        assert!(!quoted.is_silence && quoted.text.ends_with("\nthe server has no contact, it said"));
+        let longest = failure(&format!("why\n{}", "x".repeat(5000)));
+        assert!(longest.text.len() < 900, "an Event takes it: {} bytes", longest.text.len());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A machine without slots: the packaged program starts the chosen one, and comes back after any failure of
 //! that one. Real processes; each choice is a record as an agent leaves it.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -250,6 +250,12 @@ fn wanted_program_is_fetched_tried_and_promoted() {
         return;
     }
     let (scratch, registry, setup) = installed("program");
+    let packaged = || {
+        let path = scratch.path().join("bin/kedge");
+        let found = std::fs::metadata(&path).unwrap();
+        (found.ino(), found.mtime_nsec(), digest(&std::fs::read(&path).unwrap()))
+    };
+    let before = packaged();
     let next = agent("the next version");
     let uid = setup.pin("next", &payload(1, 2, &offer(&registry, "9.9", &next)));
     setup.runs(&uid);
@@ -283,4 +289,5 @@ fn wanted_program_is_fetched_tried_and_promoted() {
     wait_until("the program before it", PATIENCE, || image(&setup) == place(&next));
     setup.runs(&uid);
     assert_eq!((record().get("try"), registry.take_seen()), (None, Vec::new()), "it is still installed");
+    assert_eq!(packaged(), before, "the packaged program is never written");
 }

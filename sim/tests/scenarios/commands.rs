@@ -12,6 +12,7 @@ use kedge_core::{Answer, Event, Exit, Runtime, Step};
 use kedge_sim::disk::{WriteFault, name};
 use kedge_sim::hub::{Flavour, Hub, NAMESPACE};
 use kedge_sim::machine::{self, Machine, Nature};
+use kedge_sim::programs::{self, Programs};
 use kedge_sim::situations::TRIAL_AND_A_RENEWAL;
 use kedge_sim::{NODE, Seen, World, map_event, payload};
 use serde_json::{Value, json};
@@ -140,10 +141,7 @@ impl Stage {
                 self.held = false;
             }
             // a machine with two slots
-            "machine" => {
-                self.world.machine = Some(Machine::default());
-                return true;
-            }
+            "machine" => world.machine = Some(Machine::default()),
             "system" => {
                 let (system, nature) = rest.split_once(' ').expect("system Y NATURE");
                 let machine = world.machine.as_mut().expect("a machine");
@@ -168,9 +166,18 @@ impl Stage {
             // the end of a slot's trial
             "judge" => world.judge_slot(),
             "lose-tries" => world.machine.as_mut().expect("a machine").lose_tries(),
+            // a person writes a system on the device
+            "by-hand" => world.machine.as_mut().expect("a machine").write_by_hand(rest),
+            // a machine without slots
+            "programs" => world.programs = Some(Programs::default()),
             "list" => {
-                let machine = world.machine.as_ref().expect("a machine");
-                let line = format!("runs {} of: {}", machine.runs(), machine.list());
+                let line = match (&world.machine, &world.programs) {
+                    (Some(machine), _) => format!("runs {} of: {}", machine.runs(), machine.list()),
+                    (None, Some(programs)) => {
+                        format!("runs {} of: {}", programs.runs(), Programs::list(&world.disk))
+                    }
+                    (None, None) => panic!("a machine, or programs"),
+                };
                 self.observer.note(&line);
             }
             "dies" => {
@@ -271,6 +278,18 @@ impl Stage {
                 let known = world.hub.config_map(rest).is_some();
                 let uid = if known { world.hub.uid_of(rest) } else { rest.to_owned() };
                 world.handle(Event::Forgive(uid));
+            }
+            "hold-promotion" => {
+                world.hub.edit_node(|node| match on(rest) {
+                    true => {
+                        node["metadata"]["annotations"]["kedge.dev/hold-promotion"] =
+                            json!("a test is under way");
+                    }
+                    false => {
+                        let annotations = node["metadata"]["annotations"].as_object_mut();
+                        annotations.expect("it has some").remove("kedge.dev/hold-promotion");
+                    }
+                });
             }
             "reset" => world.handle(Event::Reset),
             "edit-bad-configs" => {
@@ -429,6 +448,7 @@ fn fields_of(content: &str) -> String {
     fields
         .map(|field| match field.strip_prefix("system=") {
             Some(system) => machine::wants(system) + "\n",
+            None if field.starts_with("agent=") => programs::wants(&field["agent=".len()..]) + "\n",
             None => field.replacen('=', ": ", 1).replace(":_", ": ") + "\n",
         })
         .collect()

@@ -30,6 +30,7 @@ scenarios! {
     keys
     lost_records
     previous_run
+    programs
     promotion
     proven
     rule_a_banned

@@ -9,6 +9,7 @@
 //! while it stays the same.
 
 use kedge_core::config::records::StateFile;
+use kedge_core::system::programs;
 use kedge_core::{Action, Level, Outcome, Step};
 use kedge_sim::machine::{self, Machine};
 use kedge_sim::{Seen, World};
@@ -560,6 +561,9 @@ pub(crate) fn shortened_rounds(rounds: Vec<Vec<String>>) -> Vec<String> {
 
 /// The letter of a system.
 fn system_of(digest: &str) -> &str {
+    if digest == programs::packaged().to_string() {
+        return "X";
+    }
     let systems = ["X", "Y", "Z"];
     systems.into_iter().find(|name| machine::digest_of(name).to_string() == digest).unwrap_or(digest)
 }

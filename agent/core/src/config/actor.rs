@@ -312,6 +312,8 @@ impl ConfigActor {
         self.configuration.node_seen(&node.metadata.uid, requested, source::place(is_hub));
         let asked = node.metadata.annotations.get(api::FORGIVE_ANNOTATION).map(String::as_str);
         self.configuration.asked_to_forgive(asked);
+        let holds_promotion = node.metadata.annotations.contains_key(api::HOLD_PROMOTION_ANNOTATION);
+        self.configuration.promotion_asked(holds_promotion);
         self.is_source_of_this_server = true;
     }
 

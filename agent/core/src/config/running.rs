@@ -235,6 +235,8 @@ pub(crate) struct Configuration {
     systems_due: Option<(Systems, bool)>,
     /// How far an update of the system has come.
     system_progress: Option<String>,
+    /// This server's Node was read, and holds no promotion up.
+    may_promote: bool,
 }
 
 /// The parts that condition and report are composed from: the records, the config in use, and its relation to
@@ -302,6 +304,7 @@ impl Configuration {
             asked: started.asked,
             systems_due: None,
             system_progress: None,
+            may_promote: false,
         }
     }
 
@@ -317,6 +320,7 @@ impl Configuration {
     pub(crate) fn server_changed(&mut self) {
         self.requested.server_changed();
         self.forgiving.on_node = None;
+        self.may_promote = false;
     }
 
     /// The ConfigMap that the source names was read, or was not.
@@ -753,7 +757,10 @@ impl Configuration {
                     exit = Some(why.clone());
                 }
                 Transition::TrialProgress { startups, bad } => {
-                    durable!(disk.put_startups(steps, startups.clone()));
+                    durable!(match self.waits_for_a_write() {
+                        true => disk.rewrite_startups(steps, startups.clone()),
+                        false => disk.put_startups(steps, startups.clone()),
+                    });
                     if let Some(bad) = bad {
                         durable!(disk.put_bad_configs(steps, bad.clone()));
                     }

@@ -187,10 +187,10 @@ impl Started {
             systems.bad.entry(digest).filter(|_| is_new).cloned()
         });
         if let Some(bad) = failed {
-            self.rolled_back = Some(format!(
-                "system {} used up its tries, and this one runs again: {}",
-                bad.version, bad.reason
-            ));
+            // with the last lines of its boot, which the records leave out
+            let why = slots.other.failure.as_ref().map_or(bad.reason.as_str(), |failure| &failure.text);
+            self.rolled_back =
+                Some(format!("system {} used up its tries, and this one runs again: {why}", bad.version));
         }
         // a write that fails is repeated by the next start: the list still shows it
         let _ = self.disk.put_systems(steps, systems)?;

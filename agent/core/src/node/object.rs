@@ -327,7 +327,14 @@ impl NodeObject {
 
     /// Labels first: a server that refuses the annotations still gets the labels. Those that were written
     /// before, and that somebody else removed or changed, are written again with growing pauses.
-    pub(crate) fn offer_labels(&mut self, config: &Config, facts: Option<&HostFacts>, turn: &mut Turn) {
+    /// `system`: the annotation about the system of this machine.
+    pub(crate) fn offer_labels(
+        &mut self,
+        config: &Config,
+        facts: Option<&HostFacts>,
+        system: Option<String>,
+        turn: &mut Turn,
+    ) {
         let options = turn.options;
         let Self { node, labels, .. } = self;
         labels.paced = None;
@@ -337,7 +344,7 @@ impl NodeObject {
             let body = match missing.is_empty() {
                 false => json!({"metadata": {"labels": missing}}),
                 true => {
-                    let annotations = wrong_annotations(node, options, config, facts);
+                    let annotations = wrong_annotations(node, options, config, facts, system);
                     if annotations.is_empty() {
                         return None;
                     }

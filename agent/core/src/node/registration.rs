@@ -96,6 +96,7 @@ pub(crate) fn wrong_annotations(
     options: &Options,
     config: &Config,
     facts: Option<&HostFacts>,
+    system: Option<String>,
 ) -> serde_json::Map<String, Value> {
     let windows = Some(config.maintenance_windows.join(", ")).filter(|windows| !windows.is_empty());
     let wrong = |wanted: &[(&str, Option<String>)]| -> serde_json::Map<String, Value> {
@@ -120,7 +121,9 @@ pub(crate) fn wrong_annotations(
             return wrong;
         }
     }
-    if first.is_empty() { wrong(&[(api::SERVER_ANNOTATION, server)]) } else { first }
+    let first = if first.is_empty() { wrong(&[(api::SERVER_ANNOTATION, server)]) } else { first };
+    // alone and last, for the same reason
+    if first.is_empty() { wrong(&[(api::SYSTEM_ANNOTATION, system)]) } else { first }
 }
 
 #[cfg(test)]

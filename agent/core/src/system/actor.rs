@@ -16,6 +16,7 @@ use crate::kubelet::Config;
 use crate::report::ConditionReport;
 use crate::turn::Turn;
 use kedge_api::MaintenanceWindows;
+use serde_json::json;
 use std::time::Duration;
 
 /// Tries of a slot that was armed and not started.
@@ -313,7 +314,12 @@ impl SystemActor {
                 let write = SystemOrder::Write { wanted: wish.pinned.clone() };
                 if is_way_back { Next::Rest } else { Next::Order(write) }
             }
-            State::Written | State::Armed if !is_whole => to(wanted, State::Fetching),
+            State::Written if !is_whole => to(wanted, State::Fetching),
+            // lost since it was armed
+            State::Armed if !is_whole => Next::Write(
+                Box::new(counted(systems, wanted, State::Fetching, "it is not there when it starts")),
+                false,
+            ),
             _ if !is_heard => Next::Rest,
             State::Written => {
                 let armed =
@@ -332,17 +338,14 @@ impl SystemActor {
             Entry::Absent | Entry::Uncounted | Entry::Counted { left: 0, is_good: true } => Next::Order(arm),
             // the next start finds it
             Entry::Counted { left: 0, .. } => Next::Rest,
-            Entry::Counted { left: TRIES, .. } if wanted.boot != config.boot_id() => {
-                let mut systems = config.systems().clone();
-                let attempts = wanted.attempts.saturating_add(1);
-                if attempts >= MOST_ATTEMPTS {
-                    let why = "the boot loader does not start it";
-                    systems.bad.mark(digest, &wanted.wish.version, Fault::Failed, Again::Never, why);
-                } else {
-                    let boot = config.boot_id().to_owned();
-                    systems.wanted = Some(WantedRecord { boot, attempts, ..wanted.clone() });
-                }
-                Next::Write(Box::new(systems), false)
+            // of a program it only shows that its start could not be counted
+            Entry::Counted { left: TRIES, .. }
+                if slots.kind == Kind::System && wanted.boot != config.boot_id() =>
+            {
+                let boot = config.boot_id().to_owned();
+                let wanted = WantedRecord { boot, ..wanted.clone() };
+                let why = "the boot loader does not start it";
+                Next::Write(Box::new(counted(config.systems(), &wanted, State::Armed, why)), false)
             }
             Entry::Counted { .. } if wanted.wish.is_manual || !is_open => Next::Rest,
             // the starter starts no program whose start it cannot count
@@ -361,6 +364,16 @@ impl SystemActor {
     pub(crate) fn report(&self, config: &Configuration) -> Option<ConditionReport> {
         let (status, reason, message) = self.system_ok(config)?;
         Some(ConditionReport { status, reason: reason.to_owned(), message })
+    }
+
+    /// The value of the Node's annotation `kedge.dev/system`; `None` while the Node has no `SystemOK`.
+    pub(crate) fn annotation(&self, config: &Configuration) -> Option<String> {
+        let (_, state, _) = self.system_ok(config)?;
+        let text = |digest: Option<Digest>| digest.map(|digest| format!("sha256:{digest}"));
+        let wants = config.asked().wish.as_ref().map(|wish| wish.pinned.digest);
+        let runs = config.slots().and_then(|slots| slots.running.digest);
+        let (runs, wants, good) = (text(runs), text(wants), text(config.way_back()));
+        Some(json!({"runs": runs, "wants": wants, "lastKnownGood": good, "state": state}).to_string())
     }
 
     /// `SystemOK`; `None` on a machine without slots, and where nothing was ever wanted.
@@ -415,6 +428,18 @@ impl SystemActor {
         }
         Some(("Unknown", reason, message))
     }
+}
+
+/// The records after one more attempt that came to nothing; the last one makes the system bad.
+fn counted(systems: &Systems, wanted: &WantedRecord, state: State, why: &str) -> Systems {
+    let mut systems = systems.clone();
+    let attempts = wanted.attempts.saturating_add(1);
+    if attempts >= MOST_ATTEMPTS {
+        systems.bad.mark(wanted.digest(), &wanted.wish.version, Fault::Failed, Again::Never, why);
+    } else {
+        systems.wanted = Some(WantedRecord { state, attempts, ..wanted.clone() });
+    }
+    systems
 }
 
 /// Arms the other slot, which has the system of last-known-good, and restarts.

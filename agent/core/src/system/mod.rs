@@ -3,12 +3,13 @@
 //! slot, and the packaged program, which starts the others, that of the boot loader.
 //!
 //! Owns the decisions of a running agent (`actor`), and the records that outlive a process and a slot
-//! (`records`); `starter` decides which program runs on a machine without slots. Always holds: a verdict is
-//! reached at a start (`config::start`), from the boot loader's list and the records; a running agent only
-//! fetches, writes, arms and waits. One order is under way at a time.
+//! (`records`); `starter` decides which program runs on a machine without slots, `programs` shows programs as
+//! slots. Always holds: a verdict is reached at a start (`config::start`), from the boot loader's list and the
+//! records; a running agent only fetches, writes, arms and waits. One order is under way at a time.
 //! Leaves to others: bytes, signatures, the boot loader's list and restarts (the shell).
 
 pub(crate) mod actor;
+pub mod programs;
 pub mod records;
 pub mod starter;
 

@@ -400,9 +400,10 @@ impl BadSystems {
 
     /// A trial of this system used up its tries.
     pub(crate) fn fell_back(&mut self, digest: Digest, version: &str, failure: Option<&Failure>) {
+        let verdict = failure.and_then(|failure| failure.text.lines().next()).unwrap_or_default();
         let (fault, again, reason) = match failure {
-            Some(failure) if failure.is_silence => (Fault::Contact, Again::Undecided, failure.text.as_str()),
-            Some(failure) => (Fault::Failed, Again::Never, failure.text.as_str()),
+            Some(failure) if failure.is_silence => (Fault::Contact, Again::Undecided, verdict),
+            Some(_) => (Fault::Failed, Again::Never, verdict),
             None => (Fault::Cuts, Again::After(WORDLESS_WAIT_MS), "its tries ended without a verdict"),
         };
         self.mark(digest, version, fault, again, reason);
@@ -540,9 +541,14 @@ mod tests {
         assert!(bad.waited(None, WORDLESS_WAIT_MS));
         bad.fell_back(digest, "1", None);
         assert_eq!(bad.entry(digest).map(|bad| bad.again), Some(Again::Never));
-        let failure = Failure { is_silence: false, text: "no agent".into() };
+        let failure = Failure { is_silence: false, text: "no agent\nits last line".into() };
         bad.forgive(None, Some(digest));
         bad.fell_back(digest, "1", Some(&failure));
+        assert_eq!(
+            bad.entry(digest).map(|bad| bad.reason.as_str()),
+            Some("no agent"),
+            "a line for conditions"
+        );
         assert_eq!(bad.entry(digest).map(|bad| bad.again), Some(Again::Never));
     }
 

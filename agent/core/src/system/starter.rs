@@ -9,6 +9,7 @@
 //! Leaves to others: reading, checking and starting the files (`agent/src/system/starter.rs`); when a program
 //! is good, and what becomes of one that failed (the actor).
 
+use crate::config::digest::Digest;
 use crate::config::judge::{Exit, PreviousRun};
 use serde_json::{Map, Value, json};
 
@@ -66,6 +67,11 @@ pub struct Chosen {
 }
 
 impl Chosen {
+    /// The digest of its manifest.
+    pub(super) fn manifest(&self) -> Option<Digest> {
+        Digest::parse(&self.digest)
+    }
+
     fn of(value: &Value) -> Option<Self> {
         let text = |key: &str| value.get(key)?.as_str().map(str::to_owned);
         let chosen = Self { program: text("program")?, digest: text("digest").unwrap_or_default() };
@@ -162,11 +168,13 @@ impl Record {
         self.set("good", true.into());
     }
 
-    /// The program on trial takes the place of the one before.
-    pub fn promote(&mut self) {
-        if let Some(tried) = self.0.remove("try") {
-            self.set("use", tried);
-            self.clear(&["good", "starts", "crashes", "early"]);
+    /// The program that this manifest brought was on trial, and takes the place of the one before. Another
+    /// one, which may be armed by now, goes on as it is.
+    pub fn promote(&mut self, digest: Digest) {
+        let tried = self.tried().filter(|tried| tried.manifest() == Some(digest) && self.is_good());
+        if let Some(tried) = tried {
+            self.clear(&["try", "good", "starts", "crashes", "early"]);
+            self.set("use", tried.value());
         }
     }
 
@@ -290,7 +298,11 @@ mod tests {
     const PACKAGED: &str = "package 1";
 
     fn chosen(name: char) -> Chosen {
-        Chosen { program: name.to_string().repeat(64), digest: format!("manifest {name}") }
+        Chosen { program: name.to_string().repeat(64), digest: manifest(name).to_string() }
+    }
+
+    fn manifest(name: char) -> Digest {
+        Digest::of(format!("manifest {name}").as_bytes())
     }
 
     fn ended(result: &str, was_ready: bool) -> PreviousRun {
@@ -320,7 +332,7 @@ mod tests {
         let mut record = Record::default();
         record.try_it(&chosen('a'), PACKAGED);
         record.note_good();
-        record.promote();
+        record.promote(manifest('a'));
         record.try_it(&chosen('b'), PACKAGED);
         record
     }
@@ -407,7 +419,7 @@ mod tests {
         let mixed = [times(&early, 4), times(&ended("success", true), 1), times(&early, 4)].concat();
         check(good(), &mixed, "b b b b b b b b b", "");
         let mut used = good();
-        used.promote();
+        used.promote(manifest('b'));
         check(used, &times(&early, 5), "b b b b ", "b crash");
     }
 
@@ -415,7 +427,7 @@ mod tests {
     fn good_program_costs_no_writes() {
         let mut record = trial();
         record.note_good();
-        record.promote();
+        record.promote(manifest('b'));
         start(&mut record, &PreviousRun::default());
         let before = record.clone();
         start(&mut record, &ended("success", true));
@@ -455,10 +467,20 @@ mod tests {
     fn promotion_uses_the_tried_program() {
         let mut record = trial();
         record.note_good();
-        record.promote();
+        record.promote(manifest('b'));
         assert_eq!((record.used(), record.tried(), record.is_good()), (Some(chosen('b')), None, false));
-        record.promote();
+        record.promote(manifest('b'));
         assert_eq!(record.used(), Some(chosen('b')), "again, after a power cut");
+    }
+
+    #[test]
+    fn promotion_leaves_another_program_on_trial() {
+        let mut record = trial();
+        let before = record.clone();
+        record.promote(manifest('a'));
+        assert_eq!(record, before, "the armed program has not run yet");
+        record.promote(manifest('b'));
+        assert_eq!(record, before, "nothing has called it good yet");
     }
 
     #[test]
@@ -497,7 +519,9 @@ mod tests {
         start(&mut record, &PreviousRun::default());
         let (a, b) = ("a".repeat(64), "b".repeat(64));
         let text = format!(
-            r#"{{"apiVersion":"kedge.dev/system-v1","boot":"boot","packaged":"package 1","ran":"{b}","starts":1,"try":{{"digest":"manifest b","program":"{b}"}},"use":{{"digest":"manifest a","program":"{a}"}}}}"#
+            r#"{{"apiVersion":"kedge.dev/system-v1","boot":"boot","packaged":"package 1","ran":"{b}","starts":1,"try":{{"digest":"{}","program":"{b}"}},"use":{{"digest":"{}","program":"{a}"}}}}"#,
+            manifest('b'),
+            manifest('a')
         );
         let expected: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(serde_json::from_slice::<Value>(&record.text()).unwrap(), expected);

@@ -19,6 +19,7 @@ use kedge_api::labels::may_node_set;
 use kedge_api::{
     AUTHORITIES_ANNOTATION, CLUSTER_EVENT_NAMESPACE, CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION,
     NODE_LEASE_NAMESPACE, NODE_SIGNER, NODE_USER_PREFIX, SERVER_ANNOTATION, SERVING_SIGNER, SLOT,
+    SYSTEM_ANNOTATION,
 };
 
 /// `spec` fields a kubelet may set when it registers itself; none may be changed later.
@@ -26,8 +27,14 @@ const SPEC_AT_CREATION: [&str; 2] = ["taints", "providerID"];
 
 /// Annotations in which an agent reports; a node may write no others, since an administrator's tools keep
 /// their own state in them.
-const OWN_ANNOTATIONS: [&str; 5] =
-    [AUTHORITIES_ANNOTATION, CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION, SERVER_ANNOTATION, SLOT];
+const OWN_ANNOTATIONS: [&str; 6] = [
+    AUTHORITIES_ANNOTATION,
+    CONFIG_STATUS_ANNOTATION,
+    MAINTENANCE_ANNOTATION,
+    SERVER_ANNOTATION,
+    SLOT,
+    SYSTEM_ANNOTATION,
+];
 /// Suffix of the domains of annotations that belong to nodes.
 const OWN_ANNOTATION_DOMAIN: &str = ".node.kedge.dev";
 
@@ -670,6 +677,7 @@ mod tests {
             check_node(annotated("x"), annotated("x"), "");
         };
         check("kedge.dev/config-status", true);
+        check("kedge.dev/system", true);
         check("kedge.dev/slot", true);
         check("kedge.dev/authorities", true);
         check("kedge.dev/trust", false);
@@ -679,6 +687,7 @@ mod tests {
         check("xnode.kedge.dev/x", false);
         check("kedge.dev/config-source", false);
         check("kedge.dev/forgive", false);
+        check("kedge.dev/hold-promotion", false);
         check("kubectl.kubernetes.io/last-applied-configuration", false);
         check("admin/x", false);
         check("x", false);

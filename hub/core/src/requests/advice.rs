@@ -10,7 +10,8 @@ use serde_json::{Map, Value};
 
 use kedge_api::{
     AUTHORITIES_ANNOTATION, CALLS_ANNOTATION, CONFIG_SOURCE_ANNOTATION, CONFIG_STATUS_ANNOTATION,
-    FORGIVE_ANNOTATION, MAINTENANCE_ANNOTATION, PULL_AHEAD_ANNOTATION, SLOT, TRUST_ANNOTATION,
+    FORGIVE_ANNOTATION, HOLD_PROMOTION_ANNOTATION, MAINTENANCE_ANNOTATION, PULL_AHEAD_ANNOTATION, SLOT,
+    SYSTEM_ANNOTATION, TRUST_ANNOTATION,
 };
 
 use super::write_options::WriteOptions;
@@ -54,6 +55,7 @@ static ANNOTATIONS: &[Annotation] = &[
     of_people("kedge.dev/resume", &[&DAEMON_SET]),
     of_people("kedge.dev/rollback-on-failure", &[&DAEMON_SET]),
     of_people(FORGIVE_ANNOTATION, &[&NODE]),
+    of_people(HOLD_PROMOTION_ANNOTATION, &[&NODE]),
     of_people("kedge.dev/release-pods", &[&NODE]),
     of_people("fleet.kedge.dev/resume", &[&CONFIG_ROLLOUT]),
     of_people("fleet.kedge.dev/undo-to", &[&CONFIG_ROLLOUT]),
@@ -75,6 +77,7 @@ static ANNOTATIONS: &[Annotation] = &[
         instead: "the node writes it from its configuration: set maintenanceWindows there",
     },
     Annotation { name: SLOT, on: &[&NODE], instead: "the node writes it by itself" },
+    Annotation { name: SYSTEM_ANNOTATION, on: &[&NODE], instead: "the node writes it by itself" },
     Annotation {
         name: "kedge.dev/revoked",
         on: &[&NODE],

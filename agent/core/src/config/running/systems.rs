@@ -105,6 +105,21 @@ impl Configuration {
         self.writes.have_failed || self.writes.evidence_unrecorded
     }
 
+    /// The disk refused the last write, and an update waits until it takes one.
+    pub(super) fn waits_for_a_write(&self) -> bool {
+        self.disk_refuses() && self.slots().is_some()
+    }
+
+    /// The Node was read; `holds_promotion`: it has the annotation `kedge.dev/hold-promotion`.
+    pub(crate) fn promotion_asked(&mut self, holds_promotion: bool) {
+        self.may_promote = !holds_promotion;
+    }
+
+    /// Whether the Node allows promotions, as far as this process has read it.
+    pub(super) fn may_promote(&self) -> bool {
+        self.may_promote
+    }
+
     /// Records of systems wait for the disk.
     pub(crate) fn is_writing_systems(&self) -> bool {
         let kind = self.job.as_ref().map(|job| &job.kind);
@@ -147,7 +162,8 @@ impl Configuration {
         let slots = self.slots().filter(|slots| !slots.is_on_trial)?;
         let (runs, back) = (slots.running.digest?, self.way_back()?);
         let is_known = !matches!(self.disk.last_known_good, Known::Unknown { .. });
-        let is_due = self.timing.heard_at_end && self.counts_running() && self.runs_proven() && is_known;
+        let is_due = self.timing.heard_at_end && self.may_promote();
+        let is_due = is_due && self.counts_running() && self.runs_proven() && is_known;
         if runs == back || !is_due {
             return None;
         }

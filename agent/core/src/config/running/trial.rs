@@ -98,7 +98,7 @@ impl Configuration {
     }
 
     pub(super) fn promotion(&self, now: Now) -> Option<Transition> {
-        let due = self.counts_running() && self.standing.is_promotable();
+        let due = self.counts_running() && self.standing.is_promotable() && self.may_promote();
         let (config, is) = self.in_use.config.as_ref().filter(|_| due)?;
         // it was tried again, and had contact: the suspicion is over
         let bad = self.without_retried(&config.uid, is);
@@ -154,7 +154,9 @@ impl Configuration {
     }
 
     /// Whether more running time changes nothing: all recorded running time is on disk, no trial is under
-    /// way, pods are not held, and the config in use has no verdict that its running well removes.
+    /// way, pods are not held, and the config in use has no verdict that its running well removes. Where
+    /// systems or programs are updated, the disk must also have taken the last write: a program is not started
+    /// before that, and only another write shows it.
     pub(super) fn is_settled(&self) -> bool {
         let retried =
             self.in_use.config.as_ref().and_then(|(config, is)| self.without_retried(&config.uid, is));
@@ -162,6 +164,7 @@ impl Configuration {
             && !self.in_trial()
             && !self.startups.hold
             && retried.is_none()
+            && !self.waits_for_a_write()
     }
 
     pub(super) fn progress(&mut self, now: Now) -> Option<Transition> {
@@ -177,7 +180,7 @@ impl Configuration {
             && self.ours(&startups).ran_ms >= self.in_use.terms.settled_after_ms();
         let config = self.in_use.config.as_ref().filter(|_| has_run_well);
         let bad = config.and_then(|(config, is)| self.without_retried(&config.uid, is));
-        if bad.is_none() && self.disk.startups.known() == Some(&startups) {
+        if bad.is_none() && self.disk.startups.known() == Some(&startups) && !self.waits_for_a_write() {
             // the trial is over and waits for a renewal
             self.timing.saved_ran_ms = self.ran_ms(now);
             return None;
