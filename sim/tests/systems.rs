@@ -16,7 +16,6 @@ const STEP: Duration = Duration::from_secs(10);
 const JUDGED_AFTER: Duration = Duration::from_secs(20);
 /// Most restarts of the machine; a suspected system is tried twice, with three tries each.
 const MOST_BOOTS: u32 = 12;
-const TRIAL: &str = "configTrialDuration: 1m\n";
 
 #[derive(Clone, Copy)]
 struct Case {
@@ -25,6 +24,10 @@ struct Case {
     crashes: bool,
     /// The slot of the factory's system.
     slot: usize,
+    /// `configTrialDuration`; a short one is over before the slot is judged.
+    trial: &'static str,
+    /// Steps between the order to restart and the end of the agent: pods end first.
+    lingers: u32,
     /// Whether the pushed system has another version of the agent.
     is_another_agent: bool,
     minutes: u64,
@@ -36,6 +39,8 @@ const GOOD: Case = Case {
     nature: Nature::Good,
     crashes: false,
     slot: 0,
+    trial: "1m",
+    lingers: 0,
     is_another_agent: false,
     minutes: 12,
     expect: ("Y", 202),
@@ -47,6 +52,8 @@ struct Run {
     /// Acts until the power fails.
     left: Option<usize>,
     acts: usize,
+    /// Steps since the machine was ordered to restart.
+    lingered: u32,
 }
 
 impl Run {
@@ -59,15 +66,16 @@ impl Run {
         }
         world.machine = Some(machine);
         world.start();
-        let good = format!("{TRIAL}{}\n", wants("X"));
+        let trial = format!("configTrialDuration: {}\n", case.trial);
+        let good = format!("{trial}{}\n", wants("X"));
         world.adopt("a", &payload(201, &good));
         world.run_for(Duration::from_secs(120));
         assert_eq!(world.state(), "known-good");
-        let pushed = format!("{TRIAL}crashLoopThreshold: 0\n{}\n", wants("Y"));
+        let pushed = format!("{trial}crashLoopThreshold: 0\n{}\n", wants("Y"));
         world.hub.push("b", &payload(202, &pushed));
         let source = Hub::following("b");
         world.hub.assign(source);
-        Self { world, case, left: cut, acts: 0 }
+        Self { world, case, left: cut, acts: 0, lingered: 0 }
     }
 
     /// Does what there is to do now; cuts the power before the act that is chosen.
@@ -101,7 +109,13 @@ impl Run {
                     self.world.launch();
                 }
                 self.turn();
+                let is_last = self.world.exited() || self.lingered >= self.case.lingers;
+                if self.machine().restarts && !is_last {
+                    self.lingered += 1;
+                    break;
+                }
                 if self.machine().restarts && !self.world.exited() {
+                    self.lingered = 0;
                     self.world.reboot();
                 } else if self.machine().restarts {
                     self.world.power_cut();
@@ -184,4 +198,8 @@ fn config_that_crashes_takes_its_system_back() {
     let case = Case { crashes: true, minutes: 15, expect: ("X", 201), ..GOOD };
     check("crashes", case);
     check("crashes, slot b, another agent", Case { slot: 1, is_another_agent: true, ..case });
+    // last-known-good runs longer than T before the slot is judged, and before the machine ends
+    let case = Case { trial: "2s", lingers: 7, ..case };
+    check("crashes, T shorter than the trial of a slot", case);
+    check("crashes, the same, slot b, another agent", Case { slot: 1, is_another_agent: true, ..case });
 }

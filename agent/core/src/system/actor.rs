@@ -417,7 +417,7 @@ impl SystemActor {
         let wanted = wanted.filter(|wanted| wanted.digest() == digest);
         let (reason, mut message) = match wanted.map_or(State::Fetching, |wanted| wanted.state) {
             State::Held | State::Written => ("Held", "downloaded".to_owned()),
-            State::Armed if wish.is_manual => {
+            State::Armed if wish.is_manual || config.effective().config.maintenance_windows.is_empty() => {
                 ("WaitsForRestart", "it starts with the next restart".to_owned())
             }
             State::Armed => ("WaitsForWindow", "it starts with the next restart, in a window".to_owned()),

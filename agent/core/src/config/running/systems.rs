@@ -15,7 +15,7 @@ use crate::config::system::{self, Asked, Systems};
 use crate::config::transition::Transition;
 use crate::slot::CONTACT_WITHIN;
 use crate::system::Slots;
-use crate::system::records::Wish;
+use crate::system::records::{State, Wish};
 use std::time::Duration;
 
 impl Configuration {
@@ -157,14 +157,15 @@ impl Configuration {
         if back.is_some() || self.asked.wish.is_some() { runs.or(back) } else { None }
     }
 
-    /// Any config that has run well for its trial proves the system under it.
+    /// Any proven config that has run well for T proves the system under it, but not before the assigned
+    /// config that came with it was tried.
     pub(super) fn system_promotion(&self) -> Option<Transition> {
         let slots = self.slots().filter(|slots| !slots.is_on_trial)?;
         let (runs, back) = (slots.running.digest?, self.way_back()?);
         let is_known = !matches!(self.disk.last_known_good, Known::Unknown { .. });
         let is_due = self.timing.heard_at_end && self.may_promote();
         let is_due = is_due && self.counts_running() && self.runs_proven() && is_known;
-        if runs == back || !is_due {
+        if runs == back || !is_due || self.may_leave(slots, runs) {
             return None;
         }
         let good = self.last_known_good();
@@ -178,6 +179,21 @@ impl Configuration {
             false => LastKnownGood { config, previous: good.config, system: Some(runs) },
         };
         Some(Transition::PromoteSystem { good, is_same })
+    }
+
+    /// Whether the running system is still to be judged together with the assigned config, which names it and
+    /// can be tried now, or the machine is on its way back. Last-known-good has run for T on it all the same
+    /// if T is shorter than the trial of the slot, or than the end of the pods before a restart.
+    fn may_leave(&self, slots: &Slots, runs: Digest) -> bool {
+        let is_named = self.asked.wish.as_ref().is_some_and(|wish| wish.pinned.digest == runs);
+        let is_next = self
+            .standing
+            .fallback()
+            .is_some_and(|fallback| matches!(fallback.obstacle, None | Some(Obstacle::NotRecorded(_))));
+        let goes_back = self.disk.systems.wanted.as_ref().is_some_and(|wanted| {
+            wanted.state == State::Reverting && slots.other.digest == Some(wanted.digest())
+        });
+        is_named && is_next || goes_back
     }
 
     /// As long as the running system is not last-known-good's and the machine can go back, the silence of a
