@@ -96,7 +96,7 @@ pub const COMMANDS: &[Command] = &[
     command(
         "node list",
         "",
-        "print the nodes: state, expiry of their certificate, last contact",
+        "print the nodes: state, expiry of their certificate, last contact; and devices that were refused lately",
         ASKS,
         &["data-dir", "output"],
     ),

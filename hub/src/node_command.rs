@@ -19,6 +19,9 @@ const COLUMNS: [(&str, &str); 5] = [
     ("WAITS FOR YOU", "/waiting/reason"),
 ];
 
+/// Refused devices in the table: the latest.
+const REFUSED: usize = 20;
+
 /// Runs the command; returns what to print.
 ///
 /// # Errors
@@ -77,6 +80,16 @@ fn table(answer: &Value) -> String {
         let (name, request, why) = (word("/name"), word("/waiting/request"), word("/waiting/message"));
         table.push_str(&format!("{name}: {why}\n  kubectl certificate approve {request}    # or deny\n"));
     }
+    let refused = answer["refused"].as_array().map_or(&[][..], Vec::as_slice);
+    for knock in refused.iter().take(REFUSED) {
+        // an administrator may have written the reason
+        let word = |field: &str| knock[field].as_str().unwrap_or_default().replace(char::is_control, " ");
+        table.push_str(&format!("{}: refused, last at {}: {}\n", word("name"), word("at"), word("why")));
+    }
+    match refused.len().saturating_sub(REFUSED) {
+        0 => {}
+        more => table.push_str(&format!("and {more} more are refused (--output json)\n")),
+    }
     table
 }
 
@@ -89,11 +102,13 @@ mod tests {
         let answer = json!({"nodes": [
             {"name": "edge-1", "state": "Ready", "certificateExpires": "2051-11-16T00:00:00Z", "lastContact": "2026-11-22T10:00:00Z"},
             {"name": "e", "state": "NotRegistered", "certificateExpires": null,
-                "waiting": {"request": "node-csr-1", "reason": "NameTaken", "message": "the node has credentials"}}]});
+                "waiting": {"request": "node-csr-1", "reason": "NameTaken", "message": "the node has credentials"}}],
+            "refused": [{"name": "edge-9", "at": "2026-11-22T11:00:00Z", "why": "the node\u{1b}is revoked"}]});
         let expect = "NAME     STATE           CERTIFICATE EXPIRES    LAST CONTACT           WAITS FOR YOU\n\
                       edge-1   Ready           2051-11-16T00:00:00Z   2026-11-22T10:00:00Z   -\n\
                       e        NotRegistered   -                      -                      NameTaken\n\
-                      e: the node has credentials\n  kubectl certificate approve node-csr-1    # or deny\n";
+                      e: the node has credentials\n  kubectl certificate approve node-csr-1    # or deny\n\
+                      edge-9: refused, last at 2026-11-22T11:00:00Z: the node is revoked\n";
         assert_eq!(table(&answer), expect);
         assert_eq!(table(&json!({"nodes": []})).lines().count(), 1);
     }

@@ -42,7 +42,8 @@ use kedge_hub_core::value::{at, condition, rfc3339, text};
 /// Nodes may not write it.
 const ROTATE: &str = "kedge.dev/rotate";
 
-/// The nodes that are registered or have an entry in the deny list, by name.
+/// The nodes that are registered or have an entry in the deny list, by name; and the devices that were refused
+/// lately, the latest first.
 pub(super) fn list(context: &RequestContext<'_>) -> Response<Body> {
     let hub = &context.server.hub;
     let denied = context.server.credentials.denied();
@@ -87,7 +88,11 @@ pub(super) fn list(context: &RequestContext<'_>) -> Response<Body> {
             })
         })
         .collect();
-    respond::json(200, &json!({"nodes": nodes}))
+    let is_registered = |name: &str| hub.get(&NODE, "", name).is_some();
+    let knocks = context.server.credentials.knocks.all(now, is_registered);
+    let refused =
+        knocks.iter().map(|knock| json!({"name": knock.node, "at": date(knock.at), "why": knock.why}));
+    respond::json(200, &json!({"nodes": nodes, "refused": refused.collect::<Vec<_>>()}))
 }
 
 /// The requests that wait for a person, by node: the name of one, and why.

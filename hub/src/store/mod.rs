@@ -171,7 +171,12 @@ impl fmt::Display for OpenError {
                 write!(out, "cannot restore {}: {what}; nothing was changed", path.display())
             }
             OpenError::Locked(path) => {
-                write!(out, "another process holds {}: one hub per data directory", path.display())
+                write!(
+                    out,
+                    "another process holds {}: one hub per data directory; stop it (systemctl stop kedge-hub) or give another \
+                     --data-dir",
+                    path.display()
+                )
             }
             OpenError::Damaged(path, what) => write!(
                 out,

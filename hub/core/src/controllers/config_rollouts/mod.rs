@@ -778,9 +778,12 @@ impl Look<'_> {
     /// Failures that do not stop the update: a share of the nodes that it reached, and less than the budget.
     /// An update with its budget used up by failures would wait for ever.
     fn most_failures(&self, counts: Counts) -> usize {
-        let reached = counts.updated + counts.trying + counts.failed;
-        let most = share_down(&self.settings.max_failures, reached);
-        most.min(plan::budget(self.settings, counts.selected) - 1)
+        self.tolerated(counts).min(plan::budget(self.settings, counts.selected) - 1)
+    }
+
+    /// How many failures the field `maxFailures` alone permits.
+    fn tolerated(&self, counts: Counts) -> usize {
+        share_down(&self.settings.max_failures, counts.updated + counts.trying + counts.failed)
     }
 
     /// Decides whether the update stops or continues; returns the Events about it.
@@ -794,6 +797,15 @@ impl Look<'_> {
         if update.is_complete {
             return Vec::new();
         }
+        // a reader who counts up to maxFailures would wonder why it stopped sooner
+        let most = self.most_failures(counts);
+        let sooner = match self.tolerated(counts) {
+            tolerated if tolerated > most => format!(
+                "; maxFailures permits {tolerated}, but maxUnavailable no more than {} on trial or failed at a time",
+                most + 1
+            ),
+            _ => String::new(),
+        };
         let limit = self.settings.max_failures.to_string();
         let generation = update.generation();
         let stop = Stop {
@@ -802,7 +814,7 @@ impl Look<'_> {
             resume: &self.settings.resume,
             limit: &limit,
             failed: failed.len(),
-            most: Some(self.most_failures(counts)),
+            most: Some(most),
             is_update: true,
         };
         let rolls_back = self.settings.rolls_back;
@@ -816,7 +828,8 @@ impl Look<'_> {
         );
         let name = update.name.clone();
         let why = |most| {
-            format!("Stopped revision {name}: {}; {keep}{back}", stop::failures(failed.into_iter(), most))
+            let failures = stop::failures(failed.into_iter(), most);
+            format!("Stopped revision {name}: {failures}{sooner}; {keep}{back}")
         };
         let again = |before: &str| {
             format!(

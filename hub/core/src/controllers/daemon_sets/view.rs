@@ -81,13 +81,22 @@ pub fn view(
         Some(json!({"node": node.name, "revision": Value::Null, "state": "left out", "why": why}))
     });
     let shown: Vec<Value> = shown.chain(left_out).collect();
-    answer["failed"] = shown.iter().filter(|row| row["state"] == "failed").count().into();
+    let failed = shown.iter().filter(|row| row["state"] == "failed").count();
+    // neither stopped nor rolled back, and the reader expects one of both
+    let message = match wanted.proven {
+        None if failed > 0 && message.is_empty() => NOTHING_BEFORE.to_owned(),
+        _ => message,
+    };
+    answer["failed"] = failed.into();
     answer["nodes"] = shown.into();
     answer["revision"] = current.name.as_str().into();
     answer["state"] = state.into();
     answer["message"] = message.into();
     Some(answer)
 }
+
+const NOTHING_BEFORE: &str =
+    "no other revision was completed or has a pod: failures neither stop this one nor roll it back";
 
 /// The phase of a set's update as the set alone records it, and why: a list of many sets costs no more than
 /// they do. See [`view`] for its nodes.

@@ -322,6 +322,11 @@ fn failures_that_fill_the_budget_stop() {
     shops.push("bad-2");
     shops.steps(5);
     assert_eq!((shops.phase(), shops.with("bad-2")), ("Stopped".into(), 2));
+    let mut shops = settled(20, json!({"maxUnavailable": 2, "maxFailures": 5}));
+    shops.push("bad-2");
+    shops.steps(5);
+    let expect = "; maxFailures permits 5, but maxUnavailable no more than 2 on trial or failed at a time; ";
+    assert!(shops.message("Stopped").contains(expect), "{}", shops.message("Stopped"));
 }
 
 #[test]

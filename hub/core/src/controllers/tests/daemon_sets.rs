@@ -894,6 +894,9 @@ fn first_rollout_and_a_complete_one_are_not_stopped() {
     hub.create(&DAEMON_SET, value);
     hub.turns(&mut controller, 0..5, all(Fate::Crashes));
     assert_eq!((hub.with_image("bad"), hub.stopped().0.as_str()), (3, ""));
+    let (state, message, _) = hub.viewed();
+    assert_eq!(state, "under way");
+    assert!(message.starts_with("no other revision was completed"), "{message}");
     hub.turns(&mut controller, 5..10, |_, _| Fate::Runs);
     hub.turns(&mut controller, 10..15, all(Fate::Crashes));
     assert_eq!(hub.stopped().0, "");
