@@ -73,6 +73,14 @@ impl Daemons {
         }
     }
 
+    /// The pods of a node are to be read again: a change that says nothing of service is not noted, and
+    /// [`Daemons::unchanged`] names revisions.
+    pub(super) fn note_node(&mut self, node: &str) {
+        if let Some(changed) = &mut self.changed {
+            changed.extend(self.on.get(node).into_iter().flatten().cloned());
+        }
+    }
+
     /// A change was missed: everything is to be read again.
     pub(super) fn note_gap(&mut self) {
         self.changed = None;

@@ -236,6 +236,9 @@ impl Controller for ConfigRollouts {
             if let Some(changed) = &mut self.changed_nodes {
                 changed.insert(node.as_str().into());
             }
+            if outcome.is_err() {
+                self.daemons.note_node(node);
+            }
             rollout.awaited = rollout.awaited.saturating_sub(1);
             if let Some((sort, reason, message)) =
                 rollout.telling.answered(Deed::Assigned, node, is_done, now.running)

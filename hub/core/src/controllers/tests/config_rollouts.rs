@@ -813,6 +813,24 @@ fn pods_that_served_before_must_serve_again() {
 }
 
 #[test]
+fn pods_that_were_written_without_a_change_of_service_hold_nothing_up() {
+    let mut shops = settled(4, json!({"maxUnavailable": 4}));
+    let mut daemons = DaemonSets::new(Defaults { pre_pull: false });
+    with_daemons(&mut shops, &mut daemons);
+    shops.push("good-2");
+    shops.steps(12);
+    assert_eq!(shops.with("good-2"), 4);
+    // an agent that restarted reports its pods anew
+    for pod in shops.hub.pods() {
+        let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+        shops.hub.edit(&POD, "n", &name, |pod| pod["status"]["hostIP"] = "192.0.2.7".into());
+    }
+    shops.push("good-3");
+    shops.steps(12);
+    assert_eq!(shops.with("good-3"), 4, "{}", shops.status());
+}
+
+#[test]
 fn one_node_is_out_for_one_reason() {
     let mut shops = settled(4, json!({"maxUnavailable": 1}));
     let mut daemons = DaemonSets::new(Defaults { pre_pull: false });
