@@ -236,8 +236,11 @@ impl Controller for ConfigRollouts {
             if let Some(changed) = &mut self.changed_nodes {
                 changed.insert(node.as_str().into());
             }
-            if outcome.is_err() {
+            // the node or one of its pods is not as it was read
+            if !is_done {
                 self.daemons.note_node(node);
+                let at = now.running + REFUSED;
+                self.due.entry(purpose.rollout.clone()).and_modify(|due| *due = at.min(*due)).or_insert(at);
             }
             rollout.awaited = rollout.awaited.saturating_sub(1);
             if let Some((sort, reason, message)) =
