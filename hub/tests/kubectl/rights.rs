@@ -280,7 +280,7 @@ fn token_that_patches_nodes_commands_none() {
         // flannel patches the status alone, and has its annotations there
         let flannel = program(hub, kubectl, "flannel");
         kubectl.ok("create clusterrole flannel-nodes --verb=get,list,watch --resource=nodes");
-        kubectl.ok("create clusterrole flannel-status --verb=patch --resource=nodes/status");
+        kubectl.ok("create clusterrole flannel-status --verb=get,patch --resource=nodes/status");
         for role in ["flannel-nodes", "flannel-status"] {
             kubectl.ok(&format!(
                 "create clusterrolebinding {role} --clusterrole={role} --serviceaccount=default:flannel"
